@@ -1,0 +1,33 @@
+"""Bevy: decode Mixture-of-Experts models whose experts do not fit."""
+
+import importlib
+import pathlib
+from typing import TYPE_CHECKING
+
+_here = pathlib.Path(__file__).resolve().parent
+if (_here.parent / 'WORKSPACE.md').is_file():
+  # An uninstalled checkout: layers/, offload/ and experiments/ lie beside us.
+  __path__.append(str(_here.parent))
+
+if TYPE_CHECKING:
+  from bevy_jax.config import EngineConfig
+  from bevy_jax.llm import LLM, Output, Piece
+  from bevy_jax.request import SamplingParams
+
+__all__ = ['LLM', 'EngineConfig', 'Output', 'Piece', 'SamplingParams']
+
+_HOMES = {
+  'LLM': 'llm',
+  'Output': 'llm',
+  'Piece': 'llm',
+  'EngineConfig': 'config',
+  'SamplingParams': 'request',
+}
+
+
+def __getattr__(name: str) -> object:
+  """Public names are loaded when used: layers and offload stay light."""
+  if name not in _HOMES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  module = importlib.import_module(f'{__name__}.{_HOMES[name]}')
+  return getattr(module, name)
