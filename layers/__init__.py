@@ -1,0 +1,1 @@
+"""Pure model maths: no requests, no cache, no clock."""

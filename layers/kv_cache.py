@@ -1,0 +1,63 @@
+"""Keys and values of every request row, one pair of arrays a layer."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bevy_jax.layers import config as config_lib
+
+
+class LayerCache(NamedTuple):
+  """What one layer remembers.
+
+  Attributes:
+    k: `[rows, context, K, dh]`, rotated keys at their positions.
+    v: `[rows, context, K, dh]`.
+  """
+
+  k: jax.Array
+  v: jax.Array
+
+
+def init(
+  config: config_lib.ModelConfig, rows: int, context: int, dtype: jnp.dtype
+) -> tuple[LayerCache, ...]:
+  """An empty cache, one entry a layer."""
+  shape = (rows, context, config.num_kv_heads, config.head_dim)
+  return tuple(
+    LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    for _ in range(config.num_layers)
+  )
+
+
+def nbytes(
+  config: config_lib.ModelConfig, rows: int, context: int, dtype: jnp.dtype
+) -> int:
+  """Bytes that `init` would take."""
+  width = config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
+  return 2 * config.num_layers * rows * context * width
+
+
+def write(
+  cache: LayerCache,
+  rows_G: jax.Array,
+  positions_GxT: jax.Array,
+  k_GxTxKxd: jax.Array,
+  v_GxTxKxd: jax.Array,
+) -> LayerCache:
+  """Stores new keys and values; rows and positions out of range are dropped.
+
+  That is how padding is written: nowhere.
+  """
+  where = (rows_G[:, None], positions_GxT)
+  k = cache.k.at[where].set(k_GxTxKxd.astype(cache.k.dtype), mode='drop')
+  v = cache.v.at[where].set(v_GxTxKxd.astype(cache.v.dtype), mode='drop')
+  return LayerCache(k, v)
+
+
+def read(cache: LayerCache, rows_G: jax.Array) -> LayerCache:
+  """The rows of a group, `[G, context, K, dh]`; padding reads the last row."""
+  return LayerCache(
+    cache.k.at[rows_G].get(mode='clip'), cache.v.at[rows_G].get(mode='clip')
+  )
