@@ -1,0 +1,265 @@
+"""Opens a model: its config, its shared weights and its experts."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+
+from bevy_jax.layers import config as config_lib
+from bevy_jax.layers import families, tensors
+from bevy_jax.layers import params as params_lib
+from bevy_jax.offload import checkpoint, hf_checkpoint, host_store
+
+_DEMO = 'demo'
+
+
+class Loaded(NamedTuple):
+  """A model, ready to run.
+
+  Attributes:
+    config: its shape and the tokens that end a text.
+    params: shared weights on the default device, see layers/params.py.
+    experts: every expert in pinned host memory, by key: index among the MoE
+      layers times the number of experts, plus the expert's id.
+    directory: where it came from; its tokenizer lies there.
+  """
+
+  config: config_lib.ModelConfig
+  params: params_lib.Params
+  experts: host_store.HostStore
+  directory: pathlib.Path
+
+
+def load(
+  path: str | pathlib.Path, *, param_dtype: DTypeLike | None = None
+) -> Loaded:
+  """Loads 'demo', a Hugging Face directory or a converted one.
+
+  Args:
+    path: which.
+    param_dtype: dtype of the shared weights; as stored where not given.
+      Experts always keep the dtype they are stored in.
+
+  Raises:
+    ValueError: anything missing, broken, unsupported or too large, naming
+      file and tensor; before memory is filled wherever it can be known then.
+  """
+  directory = locate(path)
+  config = read_config(directory)
+  with _open(directory, config) as source:
+    host_store.check_memory(source.nbytes, f'The weights in {directory}')
+    # Shared weights first: the buffers that reading them takes are free again
+    # before the experts fill the memory.
+    leaves = {
+      name: jax.device_put(
+        leaf if param_dtype is None else leaf.astype(param_dtype, copy=False)
+      )
+      for name, leaf in source.shared()
+    }
+    experts = host_store.HostStore.build(
+      source.count, config.expert_shape, source.dtype, source.fill
+    )
+  return Loaded(config, tensors.unflatten(config, leaves), experts, directory)
+
+
+def locate(path: str | pathlib.Path) -> pathlib.Path:
+  """The directory of a model; 'demo' is the one that comes with us.
+
+  Raises:
+    ValueError: it is not there.
+  """
+  if str(path) == _DEMO:
+    directory = pathlib.Path(__file__).resolve().parent / _DEMO
+    if not (directory / 'config.json').is_file():
+      raise ValueError(
+        f'The demo model is missing: {directory} holds no config.json. '
+        'Install the package again, or give the directory of another model.'
+      )
+    return directory
+  directory = pathlib.Path(path).expanduser()
+  if not (directory / 'config.json').is_file():
+    what = 'holds no config.json' if directory.is_dir() else 'is no directory'
+    raise ValueError(
+      f'{directory} {what}. Give {_DEMO!r}, the directory of a downloaded '
+      'Hugging Face model, or one written by bevy_jax.experiments.convert.'
+    )
+  return directory
+
+
+def read_config(directory: pathlib.Path) -> config_lib.ModelConfig:
+  """The model's config; ends a text on every end that its files name."""
+  generation = directory / 'generation_config.json'
+  config = families.from_hf(
+    _read_json(directory / 'config.json'),
+    _read_json(generation) if generation.is_file() else None,
+  )
+  # Some tokenizers know an end of turn that neither config lists.
+  ends = dict.fromkeys((*config.eos_ids, *_tokenizer_eos(directory)))
+  return dataclasses.replace(config, eos_ids=tuple(ends))
+
+
+@dataclasses.dataclass(frozen=True)
+class HfSource:
+  """An open Hugging Face directory that was checked against its config.
+
+  Attributes:
+    config: the model.
+    plan: which tensors fill which weights.
+    files: where the tensors lie.
+    dtype: of every expert.
+  """
+
+  config: config_lib.ModelConfig
+  plan: tensors.Plan
+  files: hf_checkpoint.HfCheckpoint
+  dtype: np.dtype[Any]
+
+  @classmethod
+  def open(
+    cls, directory: pathlib.Path, config: config_lib.ModelConfig
+  ) -> Self:
+    """Checks all tensors without reading any; raises ValueError."""
+    with contextlib.ExitStack() as stack:
+      files = hf_checkpoint.HfCheckpoint.open(directory)
+      stack.enter_context(files)
+      plan = tensors.plan(config, files.tensors.keys())
+      shapes = {p.name: p.tensor for p in plan.pieces()}
+      files.require(shapes)
+      files.refuse_unused(shapes, lambda n: tensors.ignorable(config, n))
+      for leaf in plan.shared.values():
+        _one_dtype(files, [piece.name for piece in leaf])
+      experts = [piece.name for leaf in plan.experts for piece in leaf]
+      source = cls(config, plan, files, _one_dtype(files, experts))
+      stack.pop_all()  # all is well: the files stay open
+      return source
+
+  @property
+  def count(self) -> int:
+    """Number of experts, all layers together."""
+    return len(self.plan.experts)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Shape of one packed expert, `[3, F, D]`."""
+    return self.config.expert_shape
+
+  @property
+  def nbytes(self) -> int:
+    """Bytes of everything that is read."""
+    return sum(
+      math.prod(piece.shape) * self.files.dtype(piece.name).itemsize
+      for piece in self.plan.pieces()
+    )
+
+  def shared(self) -> Iterator[tuple[str, np.ndarray]]:
+    """Reads every shared weight: its path and the leaf, as stored."""
+    shapes = tensors.flat_shapes(self.config)
+    for path, leaf in self.plan.shared.items():
+      dtype = _one_dtype(self.files, [piece.name for piece in leaf])
+      out = host_store.aligned(shapes[path], dtype)
+      self._read(leaf, out)
+      yield path, out
+
+  def fill(self, key: int, out: np.ndarray) -> None:
+    """Reads one expert into `out` `[3, F, D]`."""
+    self._read(self.plan.experts[key], out)
+
+  def _read(self, leaf: tensors.Leaf, out: np.ndarray) -> None:
+    for piece, part in zip(
+      leaf, out if len(leaf) > 1 else out[None], strict=True
+    ):
+      if piece.transpose:
+        raw = np.empty(piece.shape, out.dtype)
+        self.files.read(piece.name, piece.start, raw)
+        part[...] = raw.T
+      else:
+        self.files.read(piece.name, piece.start, part)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *exc: object) -> None:
+    self.files.close()
+
+
+def _open(
+  directory: pathlib.Path, config: config_lib.ModelConfig
+) -> HfSource | checkpoint.Reader:
+  if not checkpoint.is_native(directory):
+    return HfSource.open(directory, config)
+  with contextlib.ExitStack() as stack:
+    reader = stack.enter_context(checkpoint.Reader.open(directory))
+    _check_native(reader, config)
+    stack.pop_all()
+    return reader
+
+
+def _one_dtype(
+  files: hf_checkpoint.HfCheckpoint, names: list[str]
+) -> np.dtype[Any]:
+  """The dtype that these tensors share, for they become one array or pool."""
+  first = files.dtype(names[0])
+  for name in names:
+    if files.dtype(name) != first:
+      raise ValueError(
+        f'{files.tensors[name].file}: {name} is stored as '
+        f'{files.dtype(name)} and {names[0]} as {first}; they must have the '
+        'same dtype. Save the model again in one dtype.'
+      )
+  return first
+
+
+def _check_native(
+  source: checkpoint.Reader, config: config_lib.ModelConfig
+) -> None:
+  count = len(config.moe_ids) * config.num_experts
+  if (source.count, source.shape) != (count, config.expert_shape):
+    raise ValueError(
+      f'{source.directory} holds {source.count} experts of shape '
+      f'{source.shape}, but its config.json asks for {count} of '
+      f'{config.expert_shape}. Convert the model again.'
+    )
+  wanted = tensors.flat_shapes(config)
+  if source.dense_shapes != wanted:
+    name = min(set(source.dense_shapes.items()) ^ set(wanted.items()))[0]
+    raise ValueError(
+      f'{source.directory}: shared weight {name} is '
+      f'{source.dense_shapes.get(name, "absent")}, but its config.json asks '
+      f'for {wanted.get(name, "none")}. Convert the model again.'
+    )
+
+
+def _tokenizer_eos(directory: pathlib.Path) -> list[int]:
+  """Id of the tokenizer's end of text, if its files name one."""
+  settings = directory / 'tokenizer_config.json'
+  vocabulary = directory / 'tokenizer.json'
+  if not (settings.is_file() and vocabulary.is_file()):
+    return []
+  token = _read_json(settings).get('eos_token')
+  if isinstance(token, dict):  # an AddedToken with its flags
+    token = token.get('content')
+  if token is None:
+    return []
+  tokenizer = _read_json(vocabulary)
+  ids = {t['content']: t['id'] for t in tokenizer.get('added_tokens', ())}
+  words = tokenizer.get('model', {}).get('vocab', {})
+  if token not in ids and isinstance(words, dict) and token in words:
+    ids[token] = words[token]
+  return [ids[token]] if token in ids else []
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    content = json.loads(path.read_text('utf-8'))
+  except ValueError as error:
+    raise ValueError(f'{path} is no JSON file: {error}.') from error
+  if not isinstance(content, dict):
+    raise ValueError(f'{path} holds no JSON object; download it again.')
+  return content

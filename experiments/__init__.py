@@ -1,0 +1,1 @@
+"""Launchers and what they share; every main file is thin."""

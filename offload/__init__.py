@@ -1,0 +1,1 @@
+"""Experts as opaque blocks of bytes: no model, no requests."""

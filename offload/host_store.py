@@ -1,0 +1,169 @@
+"""All experts in pinned host memory, each one packed block."""
+
+import dataclasses
+import math
+import pathlib
+import zlib
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+_ALIGNMENT = 64  # bytes; the CPU backend then takes the buffer as it is
+_KIND = 'pinned_host'
+
+
+@dataclasses.dataclass(frozen=True)
+class HostStore:
+  """Pinned blocks by key; what a block means is its maker's business.
+
+  Attributes:
+    blocks: one array a key, in pinned host memory.
+    shape: of every block.
+    dtype: of every block.
+  """
+
+  blocks: tuple[jax.Array, ...] = dataclasses.field(repr=False)
+  shape: tuple[int, ...]
+  dtype: np.dtype[Any]
+
+  @classmethod
+  def build(
+    cls,
+    count: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    fill: Callable[[int, np.ndarray], None],
+    device: jax.Device | None = None,
+  ) -> Self:
+    """Allocates and fills `count` blocks.
+
+    Args:
+      count: how many.
+      shape: of each block.
+      dtype: of each block.
+      fill: called once a key, in order, with a fresh buffer to write in
+        full and not to keep.
+      device: whose pinned memory; the default device where not given.
+
+    Raises:
+      ValueError: the blocks do not fit the host's memory, or the backend
+        could not pin them.
+    """
+    dtype = np.dtype(dtype)
+    device = device or jax.local_devices()[0]
+    sharding = _sharding(device)
+    nbytes = math.prod(shape) * dtype.itemsize
+    check_memory(count * nbytes, f'{count} experts of {nbytes:,} bytes')
+    blocks: list[jax.Array] = []
+    for key in range(count):
+      try:
+        # A fresh buffer each time: the CPU backend keeps it as the array's
+        # own memory, so a buffer used twice would change the first expert.
+        buffer = aligned(shape, dtype)
+        fill(key, buffer)
+        block = jax.device_put(buffer, sharding)
+        blocks.append(jax.block_until_ready(block))
+      except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        raise _cannot_pin(error, key, count, nbytes) from error
+    return cls(tuple(blocks), tuple(shape), dtype)
+
+  def __len__(self) -> int:
+    return len(self.blocks)
+
+  @property
+  def block_bytes(self) -> int:
+    """Bytes of one block."""
+    return math.prod(self.shape) * self.dtype.itemsize
+
+  @property
+  def nbytes(self) -> int:
+    """Bytes of all blocks."""
+    return len(self.blocks) * self.block_bytes
+
+  def block(self, key: int) -> jax.Array:
+    """The pinned block of one expert; not to be donated or written."""
+    return self.blocks[key]
+
+  def fingerprint(self, key: int, dtype: np.dtype[Any] | None = None) -> int:
+    """Checksum of a block, as it is or as its copy in `dtype` would be."""
+    block = np.asarray(self.blocks[key])
+    return fingerprint(block if dtype is None else block.astype(dtype))
+
+
+def fingerprint(block: jax.Array | np.ndarray) -> int:
+  """CRC-32 of an array's bytes in row-major order, to compare a slot with."""
+  host = np.ascontiguousarray(np.asarray(block))
+  return zlib.crc32(host.reshape(-1).view(np.uint8).data)
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+  """An uninitialised array at an address that backends need not copy."""
+  nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+  raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+  skip = -raw.ctypes.data % _ALIGNMENT
+  return raw[skip : skip + nbytes].view(dtype).reshape(shape)
+
+
+def check_memory(needed: int, what: str) -> None:
+  """Refuses before anything is filled.
+
+  Raises:
+    ValueError: `what`, of `needed` bytes, is more than the host has free.
+  """
+  free = available()
+  if free is not None and needed > free:
+    raise ValueError(
+      f'{what} need {needed:,} bytes of host memory, but only {free:,} are '
+      'available. Use a smaller model or a machine with more memory.'
+    )
+
+
+def available() -> int | None:
+  """Bytes of memory that this process may still take; None if not known."""
+  free = _fields('/proc/meminfo').get('MemAvailable')
+  if free is None:
+    return None
+  free *= 1024
+  group = pathlib.Path('/sys/fs/cgroup')
+  try:
+    limit = int((group / 'memory.max').read_text())
+    used = int((group / 'memory.current').read_text())
+  except (OSError, ValueError):  # no such group, or 'max': not limited
+    return free
+  cached = _fields(str(group / 'memory.stat')).get('file', 0)
+  return min(free, limit - used + cached)
+
+
+def _fields(path: str) -> dict[str, int]:
+  """Lines of `name[:] number ...` as a dict; empty where there is no file."""
+  try:
+    lines = pathlib.Path(path).read_text().splitlines()
+  except OSError:
+    return {}
+  words = [line.replace(':', ' ').split() for line in lines]
+  return {w[0]: int(w[1]) for w in words if len(w) > 1 and w[1].isdigit()}
+
+
+def _sharding(device: jax.Device) -> jax.sharding.SingleDeviceSharding:
+  kinds = [memory.kind for memory in device.addressable_memories()]
+  if _KIND not in kinds:
+    raise ValueError(
+      f'{device} offers memory kinds {kinds}, and experts need {_KIND!r}. '
+      f'Use a JAX newer than {jax.__version__}, or another backend.'
+    )
+  return jax.sharding.SingleDeviceSharding(device, memory_kind=_KIND)
+
+
+def _cannot_pin(
+  error: Exception, done: int, count: int, nbytes: int
+) -> ValueError:
+  first = (str(error).splitlines() or [type(error).__name__])[0]
+  gigabytes = math.ceil(count * nbytes / 2**30) + 1
+  return ValueError(
+    f'Pinning host memory failed after {done * nbytes:,} bytes ({done} of '
+    f'{count} experts, {count * nbytes:,} bytes in all): {first}. Set '
+    f'XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB={gigabytes} before starting (JAX '
+    'pins 64 GiB at most by default), free memory, or use a smaller model.'
+  )
