@@ -40,8 +40,8 @@ def project(
 
 def attend(
   q_GxTxHxd: jax.Array,
-  k_GxCxKxd: jax.Array,
-  v_GxCxKxd: jax.Array,
+  k_GxKxCxd: jax.Array,
+  v_GxKxCxd: jax.Array,
   positions_GxT: jax.Array,
   window: int,
 ) -> jax.Array:
@@ -51,10 +51,10 @@ def attend(
   float32; the result has the type of the queries.
   """
   g, t, h, d = q_GxTxHxd.shape
-  c, kv = k_GxCxKxd.shape[1:3]
+  kv, c = k_GxKxCxd.shape[1:3]
   q = q_GxTxHxd.reshape(g, t, kv, h // kv, d)
   scores = jnp.einsum(
-    'gtkrd,gckd->gkrtc', q, k_GxCxKxd, preferred_element_type=jnp.float32
+    'gtkrd,gkcd->gkrtc', q, k_GxKxCxd, preferred_element_type=jnp.float32
   )
   keys = jnp.arange(c, dtype=jnp.int32)[None, None, :]
   last = positions_GxT[:, :, None]
@@ -62,8 +62,8 @@ def attend(
   if window:
     seen &= keys > last - window
   scores = jnp.where(seen[:, None, None], scores * d**-0.5, -1e30)
-  weights = jax.nn.softmax(scores, axis=-1).astype(v_GxCxKxd.dtype)
-  out = jnp.einsum('gkrtc,gckd->gtkrd', weights, v_GxCxKxd)
+  weights = jax.nn.softmax(scores, axis=-1).astype(v_GxKxCxd.dtype)
+  out = jnp.einsum('gkrtc,gkcd->gtkrd', weights, v_GxKxCxd)
   return out.reshape(g, t, h * d).astype(q_GxTxHxd.dtype)
 
 

@@ -17,12 +17,12 @@ class Work(NamedTuple):
   Attributes:
     slots: int32 `[N, T]`, slot of each choice, -1 where it is not now.
     distinct: int32 `[M]`, the slots to read, -1 behind the last.
-    count: how many of `distinct` to read: an int32 scalar, or M itself.
+    reads: how many of `distinct` to read: an int32 scalar, or M itself.
   """
 
   slots: jax.Array
   distinct: jax.Array
-  count: jax.Array | int
+  reads: jax.Array | int
 
 
 def attend(
@@ -65,7 +65,7 @@ def expert_outputs(
   with jax.named_scope('experts'):
     h = norm.rms_norm(x_NxD, p['mlp_norm'], config.norm_eps)
     return experts.apply(
-      pool, h, work.slots, work.distinct, work.count, partial_NxTxD
+      pool, h, work.slots, work.distinct, work.reads, partial_NxTxD
     )
 
 

@@ -36,7 +36,8 @@ def apply(
     chosen = (slots_NxT == slot) & (slot >= 0)
     return jnp.where(chosen[:, :, None], out[:, None, :], y)
 
-  return jax.lax.fori_loop(0, count, one, partial_NxTxD)
+  out: jax.Array = jax.lax.fori_loop(0, count, one, partial_NxTxD)
+  return out
 
 
 def combine(weights_NxT: jax.Array, y_NxTxD: jax.Array) -> jax.Array:

@@ -12,8 +12,9 @@ class LayerCache(NamedTuple):
   """What one layer remembers.
 
   Attributes:
-    k: `[rows, context, K, dh]`, rotated keys at their positions.
-    v: `[rows, context, K, dh]`.
+    k: `[rows, K, context, dh]`, rotated keys at their positions; heads come
+      first so that attention is one batched product without a transpose.
+    v: `[rows, K, context, dh]`.
   """
 
   k: jax.Array
@@ -24,7 +25,7 @@ def init(
   config: config_lib.ModelConfig, rows: int, context: int, dtype: jnp.dtype
 ) -> tuple[LayerCache, ...]:
   """An empty cache, one entry a layer."""
-  shape = (rows, context, config.num_kv_heads, config.head_dim)
+  shape = (rows, config.num_kv_heads, context, config.head_dim)
   return tuple(
     LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
     for _ in range(config.num_layers)
@@ -48,16 +49,21 @@ def write(
 ) -> LayerCache:
   """Stores new keys and values; rows and positions out of range are dropped.
 
-  That is how padding is written: nowhere.
+  That is how padding is written: nowhere. A value that is not finite is kept
+  as 0 under a key of nan: the text that it belongs to is spoilt for good, but
+  not the next one in its row, whose weights of 0 would not hide a nan value.
   """
-  where = (rows_G[:, None], positions_GxT)
+  finite = jnp.all(jnp.isfinite(v_GxTxKxd), axis=-1, keepdims=True)
+  k_GxTxKxd = jnp.where(finite, k_GxTxKxd, jnp.nan)
+  v_GxTxKxd = jnp.where(finite, v_GxTxKxd, 0)
+  where = (rows_G[:, None], slice(None), positions_GxT)
   k = cache.k.at[where].set(k_GxTxKxd.astype(cache.k.dtype), mode='drop')
   v = cache.v.at[where].set(v_GxTxKxd.astype(cache.v.dtype), mode='drop')
   return LayerCache(k, v)
 
 
 def read(cache: LayerCache, rows_G: jax.Array) -> LayerCache:
-  """The rows of a group, `[G, context, K, dh]`; padding reads the last row."""
+  """The rows of a group, `[G, K, context, dh]`; padding reads the last row."""
   return LayerCache(
     cache.k.at[rows_G].get(mode='clip'), cache.v.at[rows_G].get(mode='clip')
   )

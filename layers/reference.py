@@ -6,6 +6,7 @@ per token, every token recomputes the whole text before it.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -98,6 +99,12 @@ def _next_token(
 ) -> jax.Array:
   out = logits(config, params, experts_LxEx3xFxD, tokens_T)
   return sampling_lib.sample(out[last_1], settings, last_1)
+
+
+def stack(blocks: Sequence[jax.Array], shape: tuple[int, int]) -> jax.Array:
+  """Packed experts by key as one float32 array, `[L, E, 3, F, D]`."""
+  whole = np.stack([np.asarray(b).astype(np.float32) for b in blocks])
+  return jnp.asarray(whole.reshape(*shape, *whole.shape[1:]))
 
 
 def _attention(

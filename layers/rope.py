@@ -80,7 +80,8 @@ def _yarn(
   low, high = max(low, 0), min(high, head_dim - 1)
   span = high - low if high != low else 0.001
   ramp = np.clip((np.arange(head_dim // 2) - low) / span, 0, 1)
-  return angles / rope.factor * ramp + angles * (1 - ramp)
+  out: np.ndarray = angles / rope.factor * ramp + angles * (1 - ramp)
+  return out
 
 
 def _yarn_scale(rope: config_lib.RopeConfig) -> float:

@@ -39,7 +39,9 @@ def sample(
     drawn = jax.vmap(_draw)(logits_GxV, sampling, positions_G)
     return jnp.where(sampling.temperature > 0, drawn, greedy)
 
-  return jax.lax.cond(jnp.any(sampling.temperature > 0), draw, lambda: greedy)
+  wild = jnp.any(sampling.temperature > 0)
+  out: jax.Array = jax.lax.cond(wild, draw, lambda: greedy)
+  return out
 
 
 def _draw(

@@ -1,0 +1,244 @@
+"""What the same routing would have cost at best, and under lockstep.
+
+Both are told on steps: the run's routing in lockstep order, whatever order
+it ran in. They start from a cold cache at the first decode step; a run's
+prompts may have warmed its cache, which the warm-up tokens even out.
+"""
+
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bevy_jax import baselines, busy, events
+from bevy_jax.offload import eviction as eviction_lib
+from bevy_jax.offload import slot_table
+
+
+class Step(NamedTuple):
+  """One layer of one pass of the whole batch.
+
+  Attributes:
+    layer: the MoE layer.
+    uses: how many requests use each key; requests that have just entered
+      come apart, after those that were there before them.
+    rows: requests in the step.
+    share: part of them whose choices were revealed in the measured window.
+  """
+
+  layer: int
+  uses: tuple[dict[int, int], ...]
+  rows: int
+  share: float = 1.0
+
+  @property
+  def keys(self) -> list[int]:
+    """The distinct keys, ascending."""
+    return sorted(set().union(*self.uses))
+
+
+class Cost(NamedTuple):
+  """Seconds of a launch: base + expert * distinct experts + row * rows."""
+
+  base: float
+  expert: float
+  row: float
+
+  def seconds(self, distinct: int, rows: int) -> float:
+    """Of one launch."""
+    return self.base + self.expert * distinct + self.row * rows
+
+
+def steps(
+  log: Sequence[events.Event], experts: int, first: int, last: int
+) -> list[Step]:
+  """The decode routing of a log in lockstep order.
+
+  Args:
+    log: all events.
+    experts: experts of a layer.
+    first: index in the log after which the measured window counts uses.
+    last: index before which it does.
+  """
+  found: dict[tuple[int, int], list[tuple[int, events.Routed]]] = {}
+  present: set[int] = set()
+  pack = 0
+  for i, event in enumerate(log):
+    if isinstance(event, events.Admitted):
+      # Positions start again at 0 when a new pack finds all rows empty.
+      pack += not present
+      present.add(event.request)
+    elif isinstance(event, events.Finished):
+      present.discard(event.request)
+    elif isinstance(event, events.Routed):
+      found.setdefault((pack, event.position), []).append((i, event))
+  return [
+    _step([e for _, e in held], experts, [first < i < last for i, _ in held])
+    for _, held in sorted(found.items())
+  ]
+
+
+def _step(held: list[events.Routed], experts: int, inside: list[bool]) -> Step:
+  layer = held[0].layer
+  before: dict[int, int] = {}
+  entered: dict[int, int] = {}
+  for event in held:
+    new = layer == 0 and event.token == 0
+    uses = entered if new else before
+    for expert in event.experts:
+      key = layer * experts + expert
+      uses[key] = uses.get(key, 0) + 1
+  groups = tuple(uses for uses in (before, entered) if uses)
+  return Step(layer, groups, len(held), sum(inside) / len(held))
+
+
+def inside(path: Sequence[Step], amounts: Sequence[float]) -> float:
+  """What the measured window has of one amount a step."""
+  return sum(s.share * a for s, a in zip(path, amounts, strict=True))
+
+
+def belady_misses(path: Sequence[Step], slots: int) -> list[int]:
+  """Misses of each step if the future were known, from a cold cache.
+
+  The victim is the expert whose next use is farthest, never one of the
+  step's own. Where a step needs more than the cache holds, everything that
+  is not resident misses, and those with the nearest next use stay.
+  """
+  following = _following(path)
+  resident: dict[int, int] = {}
+  heap: list[tuple[int, int]] = []
+  misses = []
+  for step, upcoming in zip(path, following, strict=True):
+    new = [key for key in step.keys if key not in resident]
+    misses.append(len(new))
+    if len(upcoming) > slots:
+      resident, heap = {}, []
+      nearest = sorted(upcoming, key=lambda k: (upcoming[k], k))
+      upcoming = {key: upcoming[key] for key in nearest[:slots]}
+      new = []
+    while len(resident) + len(new) > slots:
+      after, key = heapq.heappop(heap)
+      # An entry is stale where the key was used, or given up, since then. The
+      # step's own keys are used now, nearer than all others: never popped.
+      if resident.get(key) == -after:
+        del resident[key]
+    for key, after in upcoming.items():
+      resident[key] = after
+      heapq.heappush(heap, (-after, key))
+  return misses
+
+
+def _following(path: Sequence[Step]) -> list[dict[int, int]]:
+  """For each step the next step that uses each of its keys, or the end."""
+  seen: dict[int, int] = {}
+  found = []
+  for i in range(len(path) - 1, -1, -1):
+    keys = path[i].keys
+    found.append({key: seen.get(key, len(path)) for key in keys})
+    seen.update(dict.fromkeys(keys, i))
+  return found[::-1]
+
+
+def lockstep_misses(
+  path: Sequence[Step],
+  *,
+  layers: int,
+  experts: int,
+  slots: int,
+  rows: int,
+  eviction: eviction_lib.Eviction,
+) -> list[int]:
+  """Loads of each step when the engine runs `Lockstep`, from a cold cache.
+
+  Args:
+    path: the steps.
+    layers: MoE layers.
+    experts: experts of a layer.
+    slots: size of the cache.
+    rows: R, rows of the engine, which its clock of uses divides by.
+    eviction: chooses the victims.
+  """
+  table = slot_table.SlotTable(layers, experts, slots)
+  uses = eviction_lib.Uses(layers * experts)
+  tokens = 0
+  misses = []
+  for step in path:
+    for group in step.uses:
+      for key in sorted(group):
+        uses.touch(key, group[key])
+    left, loads = 0, 0
+    for key in step.keys:
+      left |= 1 << key % experts
+    while left:
+      wave = baselines.wave(left, slots)
+      loads += _fill(table, step.layer, wave, eviction, uses)
+      left &= ~wave
+    misses.append(loads)
+    for _ in range(step.rows if step.layer == layers - 1 else 0):
+      tokens += 1
+      uses.advance(tokens / rows)
+  return misses
+
+
+def _fill(
+  table: slot_table.SlotTable,
+  layer: int,
+  wave: int,
+  eviction: eviction_lib.Eviction,
+  uses: eviction_lib.Uses,
+) -> int:
+  """Makes a wave resident; returns how many loads that takes."""
+  missing = list(slot_table.bits(wave & ~table.resident[layer]))
+  cold: list[int] = []
+  if len(missing) > table.free:
+    cold = [
+      other * table.experts + expert
+      for other in range(len(table.resident))
+      for expert in slot_table.bits(
+        table.evictable(other) & ~(wave if other == layer else 0)
+      )
+    ]
+  for expert in missing:
+    if not table.free:
+      victim = eviction.victim(cold, uses)
+      cold.remove(victim)
+      table.evict(victim)
+    key = layer * table.experts + expert
+    table.begin_load(key)
+    table.finish_load(key)
+  return len(missing)
+
+
+def fit(ran: Iterable[busy.Ran]) -> Cost:
+  """Least squares, no cost below 0, over the decode launches that finish.
+
+  Of explanations that fit equally well the one with fewest terms is taken:
+  where all launches have the same rows, rows cost nothing of their own.
+  """
+  samples = [
+    (1.0, len(r.event.experts), len(r.event.requests), (r.end - r.begin) * 1e-9)
+    for r in ran
+    if r.event.kind == 'decode' and r.event.finish
+  ]
+  best = Cost(0.0, 0.0, 0.0)
+  if not samples:
+    return best
+  table = np.array(samples)
+  terms, wanted = table[:, :3], table[:, 3]
+  scale = float(wanted @ wanted)
+  least = scale
+  # With three unknowns, trying every set of terms is the active-set method.
+  for size in (1, 2, 3):
+    for chosen in itertools.combinations(range(3), size):
+      columns = terms[:, chosen]
+      solution = np.linalg.lstsq(columns, wanted, rcond=None)[0]
+      error = columns @ solution - wanted
+      loss = float(error @ error)
+      if min(solution) >= 0 and loss < least - 1e-12 * scale:
+        costs = [0.0, 0.0, 0.0]
+        for term, value in zip(chosen, solution, strict=True):
+          costs[term] = float(value)
+        best, least = Cost(*costs), loss
+  return best

@@ -1,0 +1,162 @@
+"""How to run: one frozen record, checked before anything is built."""
+
+import dataclasses
+import difflib
+import os
+
+import jax
+
+from bevy_jax import baselines, protocols, runahead
+from bevy_jax.layers import config as model_config
+from bevy_jax.offload import eviction
+
+SCHEDULERS: dict[str, protocols.Scheduler] = {
+  'lockstep': baselines.Lockstep(),
+  'runahead': runahead.Runahead(),
+}
+EVICTIONS = eviction.EVICTIONS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+  """Everything that a run depends on beside the model and its requests.
+
+  Attributes:
+    cache: experts on the device: a float is a fraction of all (layer,
+      expert) pairs, an integer a number of slots.
+    requests: R, rows that decode at the same time; more requests wait.
+    scheduler: a name of `SCHEDULERS`.
+    eviction: a name of `EVICTIONS`.
+    link: 'device_put', or 'throttled:GB_PER_S[:LATENCY_US]'.
+    link_depth: loads on the link at once.
+    context: positions a row can hold; 0 for what the requests need.
+    chunk: prompt tokens a row that one prefill launch takes.
+    dtype: 'float32' or 'bfloat16'; 'auto' is float32 on a CPU, where
+      bfloat16 is many times slower, and the checkpoint's type elsewhere.
+    strict: one row bucket, float32: bitwise equal under every scheduler.
+    warmup: decode tokens a request before the measured window opens.
+  """
+
+  cache: float | int = 0.5
+  requests: int = 8
+  scheduler: str = 'runahead'
+  eviction: str = 'lfu_decayed'
+  link: str = 'device_put'
+  link_depth: int = 4
+  context: int = 0
+  chunk: int = 32
+  dtype: str = 'auto'
+  strict: bool = False
+  warmup: int = 8
+
+  def __post_init__(self) -> None:
+    choose('scheduler', self.scheduler, SCHEDULERS)
+    choose('eviction', self.eviction, EVICTIONS)
+    choose('dtype', self.dtype, ('auto', 'float32', 'bfloat16'))
+    parse_link(self.link)
+    for name, least in (
+      ('requests', 1),
+      ('link_depth', 1),
+      ('context', 0),
+      ('chunk', 1),
+      ('warmup', 0),
+    ):
+      value = getattr(self, name)
+      if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f'{name} is {value!r}; it must be an integer.')
+      if value < least:
+        raise ValueError(f'{name} is {value}; it must be at least {least}.')
+    if self.strict and self.dtype == 'bfloat16':
+      raise ValueError(
+        "strict needs float32, but dtype is 'bfloat16'; leave dtype at 'auto'."
+      )
+    if isinstance(self.cache, bool) or not isinstance(self.cache, int | float):
+      raise ValueError(
+        f'cache is {self.cache!r}; give a fraction such as 0.5 or a number of '
+        'slots such as 64.'
+      )
+    if isinstance(self.cache, float) and not 0 < self.cache <= 1:
+      raise ValueError(
+        f'cache is {self.cache}; a value with a point is a fraction of all '
+        'experts and must lie in (0, 1]. Give a whole number for slots.'
+      )
+
+
+def choose(what: str, name: str, known: object) -> None:
+  """ValueError with the nearest known name where `name` is not known."""
+  names = list(known)  # type: ignore[call-overload]
+  if name in names:
+    return
+  near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
+  hint = f'; did you mean {near[0]!r}?' if near else '.'
+  raise ValueError(f'{what} {name!r} is not known{hint} Known: {names}.')
+
+
+def parse_link(link: str) -> tuple[str, float, float]:
+  """A link's kind, bandwidth in GB/s (0 unbounded) and latency in us."""
+  kind, *numbers = link.split(':')
+  choose('link', kind, ('device_put', 'throttled'))
+  form = "'device_put' or 'throttled:GB_PER_S[:LATENCY_US]'"
+  if kind == 'device_put' and numbers:
+    raise ValueError(f'link is {link!r}; device_put takes no numbers: {form}.')
+  if kind == 'device_put':
+    return kind, 0.0, 0.0
+  try:
+    values = [float(n) for n in numbers]
+  except ValueError:
+    values = []
+  if len(values) not in (1, 2) or values[0] <= 0 or min(values) < 0:
+    raise ValueError(f'link is {link!r}; it must be {form}.')
+  return kind, values[0], values[1] if len(values) == 2 else 0.0
+
+
+def slots(config: EngineConfig, model: model_config.ModelConfig) -> int:
+  """Slots of the cache; ValueError says what the least is."""
+  pairs = len(model.moe_ids) * model.num_experts
+  if isinstance(config.cache, float):
+    count = int(config.cache * pairs)
+  else:
+    count = config.cache
+  if count < model.top_k:
+    raise ValueError(
+      f'cache {config.cache} is {count} slots, but one token uses '
+      f'{model.top_k} experts of a layer at once; give at least '
+      f'{model.top_k} slots, or a fraction of {model.top_k / pairs:.4f}.'
+    )
+  return min(count, pairs)
+
+
+def param_dtype(config: EngineConfig) -> str | None:
+  """Type of the weights on the device; None for the checkpoint's own."""
+  if config.strict:
+    return 'float32'
+  if config.dtype != 'auto':
+    return config.dtype
+  return 'float32' if jax.default_backend() == 'cpu' else None
+
+
+def device_bytes(device: jax.Device) -> int:
+  """Bytes that a device can still give, as far as it tells."""
+  stats = device.memory_stats() if device.platform != 'cpu' else None
+  if stats and 'bytes_limit' in stats:
+    return int(stats['bytes_limit'] - stats.get('bytes_in_use', 0))
+  pages = os.sysconf('SC_AVPHYS_PAGES')
+  with open('/proc/meminfo', encoding='ascii') as file:
+    for line in file:
+      if line.startswith('MemAvailable:'):
+        return int(line.split()[1]) * 1024
+  return pages * os.sysconf('SC_PAGE_SIZE')
+
+
+def check_memory(
+  config: EngineConfig, pool: int, kv: int, device: jax.Device
+) -> None:
+  """ValueError where the cache and the keys and values cannot fit."""
+  have = device_bytes(device)
+  if pool + kv > have:
+    raise ValueError(
+      f'cache {config.cache} takes {pool / 2**30:.2f} GiB and the keys and '
+      f'values of {config.requests} requests take {kv / 2**30:.2f} GiB, but '
+      f'{device.device_kind} has {have / 2**30:.2f} GiB left; lower cache, '
+      'requests or context.'
+    )

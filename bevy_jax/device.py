@@ -1,0 +1,358 @@
+"""The executor on a real device: JAX, pinned buffers, row buckets."""
+
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevy_jax import config as config_lib
+from bevy_jax import control, prompt_steps, protocols, steps
+from bevy_jax import programs as programs_lib
+from bevy_jax import request as request_lib
+from bevy_jax.layers import config as model_config
+from bevy_jax.layers import kv_cache
+from bevy_jax.offload import host_store
+from bevy_jax.offload import transfer as transfer_lib
+
+# Longer than any number of launches in flight that a scheduler may ask for.
+_RING = 8
+_NAP = 30e-6  # Seconds between looks while both link and device are busy.
+
+
+class _Running(NamedTuple):
+  number: int
+  answer: jax.Array
+  rows: int
+  wave: bool
+
+
+class DeviceExecutor:
+  """See `protocols.Executor`; owns the pool, the row state and the caches.
+
+  Attributes:
+    chunk: prompt tokens a row that one prefill launch takes.
+    rows: R, request rows.
+    slots: size of the pool.
+    pool_bytes: its bytes.
+  """
+
+  def __init__(
+    self,
+    model: model_config.ModelConfig,
+    params: dict[str, Any],
+    store: host_store.HostStore,
+    config: config_lib.EngineConfig,
+    context: int,
+  ):
+    self.rows, self.chunk = config.requests, config.chunk
+    self.slots = config_lib.slots(config, model)
+    self._model, self._context, self._store = model, context, store
+    self._dtype = params['embed'].dtype
+    self._device = jax.devices()[0]
+    self.pool_bytes = transfer_lib.pool_bytes(
+      self.slots, model.expert_shape, self._dtype
+    )
+    kv = kv_cache.nbytes(model, self.rows, context, self._dtype)
+    config_lib.check_memory(config, self.pool_bytes, kv, self._device)
+    # Committed arrays: what a program returns is committed too, and a program
+    # that gets both kinds is compiled twice.
+    home = jax.sharding.SingleDeviceSharding(self._device)
+    self._pool, self._caches, self._state, params = jax.device_put(
+      (
+        jnp.zeros((self.slots, *model.expert_shape), self._dtype),
+        list(kv_cache.init(model, self.rows, context, self._dtype)),
+        _empty_state(model, self.rows, self._dtype),
+        params,
+      ),
+      home,
+    )
+    self._prompt: prompt_steps.Prompt | None = None
+    self._programs = programs_lib.Programs(
+      model, params, self.rows, config.strict, self._device
+    )
+    self._write = jax.jit(
+      transfer_lib.write_slots, donate_argnums=0, out_shardings=home
+    )
+    self._link = config.link
+    self._transfer = self._make_transfer(self._link)
+    self._running: deque[_Running] = deque()
+    self._rings: dict[tuple[str, int], control.ControlRing] = {}
+    self._warm_up()
+
+  def now(self) -> int:
+    """See `Executor`."""
+    return time.perf_counter_ns()
+
+  def load(self, key: int, slot: int) -> None:
+    """See `Executor`."""
+    self._transfer.begin(key, slot)
+
+  def launch(self, number: int, batch: protocols.Batch) -> None:
+    """See `Executor`."""
+    if batch.kind == 'enter':
+      answer, rows = self._enter(batch.entries), len(batch.entries)
+    elif batch.kind == 'decode':
+      answer, rows = self._decode(batch), len(batch.rows)
+    elif batch.chunk is not None:
+      answer, rows = self._prefill_begin(batch.chunk), 0
+    else:
+      answer, rows = self._prefill(batch), 0
+    self._running.append(_Running(number, answer, rows, not batch.finish))
+
+  def poll(self) -> list[protocols.Landed | protocols.Ended]:
+    """See `Executor`."""
+    events: list[protocols.Landed | protocols.Ended] = []
+    moved = self._transfer.arrived()
+    if moved:
+      now = self.now()
+      self._write_slots(moved)
+      events += [protocols.Landed(now, m.key) for m in moved]
+    while self._running and transfer_lib.is_ready(self._running[0].answer):
+      events.append(self._ended(self._running.popleft()))
+    return events
+
+  def wait(self) -> None:
+    """See `Executor`."""
+    if self._running and not self._transfer.pending():
+      self._running[0].answer.block_until_ready()
+      return
+    assert self._running or self._transfer.pending(), 'nothing to wait for'
+    due = self._transfer.due()
+    if self._running or due is None:
+      time.sleep(_NAP)
+    else:
+      time.sleep(max(0, due - self.now()) * 1e-9)
+
+  def drain(self, link: str = '') -> None:
+    """Forgets everything in flight; changes the link where one is given.
+
+    What an abandoned engine began is of no use to the next one.
+    """
+    self.close()
+    self._link = link or self._link
+    self._transfer = self._make_transfer(self._link)
+
+  def close(self) -> None:
+    """See `Executor`."""
+    while self._running:
+      self._running.popleft().answer.block_until_ready()
+    jax.block_until_ready(self._pool)
+
+  def compilations(self) -> int:
+    """How many programs have been compiled so far."""
+    return self._programs.compilations() + programs_lib.compiled(self._write)
+
+  def slot_bytes(self, slot: int) -> np.ndarray:
+    """What lies in a slot now, in the stored type; for checks, it waits."""
+    block = np.asarray(self._pool[slot])
+    return block.astype(self._store.dtype)
+
+  def _ended(self, running: _Running) -> protocols.Ended:
+    if running.wave:
+      return protocols.Ended(self.now(), running.number, (), (), ())
+    table = np.asarray(running.answer)
+    if running.rows:
+      table = table[: running.rows]
+    lists = table.tolist()
+    return protocols.Ended(
+      self.now(),
+      running.number,
+      [r[0] for r in lists],
+      [bool(r[1]) for r in lists],
+      [tuple(r[2:]) for r in lists],
+    )
+
+  def _enter(self, entries: Sequence[protocols.Entry]) -> jax.Array:
+    group = self._bucket(len(entries))
+    view, array = self._ring('enter', group).take()
+    table = view.reshape(group, 1 + steps.REGISTERS)
+    table[:, 0] = self.rows
+    for line, entry in zip(table, entries, strict=False):
+      line[:] = [entry.row, *_registers(entry)]
+    stage = self._programs.entry
+    program = self._programs.get('enter', stage.segment)
+    caches = self._caches_of(stage)
+    self._state, caches, answer = program(
+      stage.weights, caches, self._state, array
+    )
+    self._keep(stage, caches)
+    return answer
+
+  def _decode(self, batch: protocols.Batch) -> jax.Array:
+    group = self._bucket(len(batch.rows))
+    view, array = self._ring('work', group).take()
+    self._fill(view, group, batch)
+    if not batch.finish:
+      wave = self._programs.wave('wave', group)
+      self._state, answer = wave(
+        self._programs.mlp(batch.layer), self._pool, self._state, array
+      )
+      return answer
+    stage = self._programs.decode[batch.layer]
+    program = self._programs.get('decode', stage.segment, group)
+    caches = self._caches_of(stage)
+    self._state, caches, answer = program(
+      stage.weights, self._pool, caches, self._state, array
+    )
+    self._keep(stage, caches)
+    return answer
+
+  def _prefill_begin(self, chunk: protocols.Chunk) -> jax.Array:
+    buckets, t = self._programs.prompt_buckets, self.chunk
+    b = next(n for n in buckets if n >= len(chunk.rows))
+    view, array = self._ring('prompt', b).take()
+    rows, tokens, positions = np.split(view, [b, b + b * t])
+    rows[:], tokens[:], positions[:] = self.rows, 0, self._context
+    for i, row in enumerate(chunk.rows):
+      ids, start, at = chunk.tokens[i], chunk.starts[i], i * t
+      rows[i] = row
+      tokens[at : at + len(ids)] = ids
+      positions[at : at + len(ids)] = range(start, start + len(ids))
+    stage = self._programs.entry
+    program = self._programs.get('prefill_begin', stage.segment, (b, t))
+    caches = self._caches_of(stage)
+    self._prompt, caches, answer = program(stage.weights, caches, array)
+    self._keep(stage, caches)
+    return answer
+
+  def _prefill(self, batch: protocols.Batch) -> jax.Array:
+    assert self._prompt is not None, 'no chunk has begun'
+    tokens = self._prompt.weights.shape[0]
+    view, array = self._ring('work', tokens).take()
+    self._fill(view, tokens, batch)
+    if not batch.finish:
+      wave = self._programs.wave('prefill_wave')
+      self._prompt, answer = wave(
+        self._programs.mlp(batch.layer), self._pool, self._prompt, array
+      )
+      return answer
+    stage = self._programs.prefill[batch.layer]
+    assert stage is not None, 'nothing lies behind these experts'
+    program = self._programs.get('prefill', stage.segment)
+    caches = self._caches_of(stage)
+    self._prompt, caches, answer = program(
+      stage.weights, self._pool, caches, self._prompt, array
+    )
+    self._keep(stage, caches)
+    return answer
+
+  def _fill(self, view: np.ndarray, rows: int, batch: protocols.Batch) -> None:
+    """Writes a control vector; see `steps.work_size`."""
+    limit = steps.distinct_limit(self._model, rows)
+    count = len(batch.distinct)
+    numbers = [count, *batch.distinct, *([-1] * (limit - count))]
+    numbers += batch.rows
+    numbers += [self.rows] * (rows - len(batch.rows))
+    for slots in batch.slots:
+      numbers += slots
+    numbers += [-1] * (self._model.top_k * (rows - len(batch.slots)))
+    view[:] = numbers
+
+  def _write_slots(self, moved: list[transfer_lib.Moved]) -> None:
+    largest = transfer_lib.BATCHES[-1]
+    for i in range(0, len(moved), largest):
+      some = moved[i : i + largest]
+      size = next(n for n in transfer_lib.BATCHES if n >= len(some))
+      some += [some[-1]] * (size - len(some))
+      slots = np.array([m.slot for m in some], np.int32)
+      self._pool = self._write(self._pool, slots, [m.block for m in some])
+
+  def _caches_of(self, stage: programs_lib.Stage) -> Any:
+    return tuple(self._caches[layer] for layer in stage.order)
+
+  def _keep(self, stage: programs_lib.Stage, caches: Any) -> None:
+    for layer, cache in zip(stage.order, caches, strict=True):
+      self._caches[layer] = cache
+
+  def _bucket(self, rows: int) -> int:
+    return next(n for n in self._programs.buckets if n >= rows)
+
+  def _ring(self, kind: str, size: int) -> control.ControlRing:
+    if (kind, size) not in self._rings:
+      integers = {
+        'enter': size * (1 + steps.REGISTERS),
+        'work': steps.work_size(self._model, size),
+        'prompt': size + 2 * size * self.chunk,
+      }[kind]
+      self._rings[kind, size] = control.ControlRing(
+        integers, _RING, self._device
+      )
+    return self._rings[kind, size]
+
+  def _make_transfer(self, link: str) -> transfer_lib.Transfer:
+    kind, bandwidth, latency = config_lib.parse_link(link)
+    plain = transfer_lib.DevicePut(self._store.block, self._device)
+    if kind == 'device_put':
+      return plain
+    return transfer_lib.Throttled(
+      plain, self.now, self._store.block_bytes, bandwidth, latency
+    )
+
+  def _warm_up(self) -> None:
+    """Compiles every program by running it on padding alone."""
+    for batch in self._padding():
+      self.launch(-1, batch)
+      self.close()
+    transfer = transfer_lib.DevicePut(self._store.block, self._device)
+    for size in transfer_lib.BATCHES:
+      for _ in range(size):
+        transfer.begin(0, 0)
+      moved: list[transfer_lib.Moved] = []
+      while len(moved) < size:
+        moved += transfer.arrived()
+      self._write_slots(moved)
+    self.close()
+
+  def _padding(self) -> Iterator[protocols.Batch]:
+    programs, model = self._programs, self._model
+    for b in programs.prompt_buckets:
+      chunk = protocols.Chunk([self.rows] * b, [[]] * b, [0] * b)
+      yield protocols.Batch('prefill', -1, chunk=chunk)
+      for layer, stage in enumerate(programs.prefill):
+        if stage is not None:
+          yield protocols.Batch('prefill', layer)
+      if self.slots < model.num_experts:
+        yield protocols.Batch('prefill', 0, finish=False)
+    nobody = request_lib.SamplingParams()
+    for rows in programs.buckets:
+      away = [self.rows] * rows
+      entry = protocols.Entry(self.rows, 0, 0, nobody)
+      yield protocols.Batch('enter', -1, entries=[entry] * rows)
+      for layer in programs.distinct_stages():
+        yield protocols.Batch('decode', layer, rows=away)
+      if self.slots < steps.distinct_limit(model, rows):
+        yield protocols.Batch('decode', 0, rows=away, finish=False)
+
+
+def _empty_state(
+  model: model_config.ModelConfig, rows: int, dtype: jnp.dtype
+) -> steps.State:
+  k, d = model.top_k, model.model_dim
+  return steps.State(
+    x=jnp.zeros((rows, d), dtype),
+    weights=jnp.zeros((rows, k), jnp.float32),
+    partial=jnp.zeros((rows, k, d), jnp.float32),
+    registers=jnp.zeros((rows, steps.REGISTERS), jnp.int32),
+  )
+
+
+def _registers(entry: protocols.Entry) -> list[int]:
+  """A row's registers in the order of `steps`; floats as their bits."""
+  s = entry.sampling
+  real = struct.unpack(
+    '<3i', struct.pack('<3f', s.temperature, s.top_p, s.min_p)
+  )
+  return [
+    entry.token,
+    entry.position,
+    real[0],
+    s.top_k,
+    real[1],
+    real[2],
+    s.seed,
+  ]

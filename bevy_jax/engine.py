@@ -1,0 +1,377 @@
+"""The one loop: poll, admit, load, launch, wait. No device, no clock."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from bevy_jax import events, protocols
+from bevy_jax import loads as loads_lib
+from bevy_jax import prefill as prefill_lib
+from bevy_jax import request as request_lib
+from bevy_jax.layers import config as model_config
+from bevy_jax.offload import slot_table
+
+# Called with a request and its new token; a reason ends the request.
+StopRule = Callable[[request_lib.Progress, int], str | None]
+
+
+class _Flight(NamedTuple):
+  """A launch that has not ended, and the experts it holds."""
+
+  kind: str
+  layer: int
+  group: list[request_lib.Progress]
+  experts: int
+  finish: bool
+
+
+@dataclasses.dataclass(slots=True)
+class HostTime:
+  """Nanoseconds of host time by section, in the order that events keep."""
+
+  schedule: int = 0
+  launch: int = 0
+  poll: int = 0
+  load: int = 0
+
+  def __iter__(self) -> Iterator[int]:
+    return iter((self.schedule, self.launch, self.poll, self.load))
+
+
+class Engine:
+  """Owner of the slot table, of every request's progress and of the log.
+
+  Attributes:
+    table: which expert lies where.
+    log: every event so far.
+    view: what the scheduler sees.
+  """
+
+  def __init__(
+    self,
+    model: model_config.ModelConfig,
+    executor: protocols.Executor,
+    scheduler: protocols.Scheduler,
+    eviction: protocols.Eviction,
+    *,
+    rows: int,
+    slots: int,
+    link_depth: int,
+    stop: StopRule | None = None,
+  ):
+    layers = len(model.moe_ids)
+    self._model, self._layers = model, layers
+    self._executor, self._scheduler, self._stop = executor, scheduler, stop
+    self.table = slot_table.SlotTable(layers, model.num_experts, slots)
+    self.log: list[events.Event] = []
+    self.view = protocols.View(
+      [], 0, 0, self.table.resident, self.table.loading, slots
+    )
+    self._loads = loads_lib.Loads(
+      self.table, executor, eviction, link_depth, self.log.append
+    )
+    self._rows: list[request_lib.Progress | None] = [None] * rows
+    self._queue: deque[tuple[request_lib.Request, int]] = deque()
+    self._prefill: prefill_lib.Prefill | None = None
+    self._flights: dict[int, _Flight] = {}
+    self._launches = 0
+    self._tokens = 0
+    self._host = HostTime()
+
+  @property
+  def busy(self) -> bool:
+    """Whether a request has not ended."""
+    return bool(self._queue) or any(p is not None for p in self._rows)
+
+  def submit(self, request: request_lib.Request) -> None:
+    """Queues a request; it is admitted when a row is free."""
+    self._queue.append((request, self._executor.now()))
+
+  def step(self) -> None:
+    """Once round the loop; everything that happened is in the log."""
+    clock = self._executor.now
+    begun = clock()
+    happened = self._executor.poll()
+    for event in happened:
+      if isinstance(event, protocols.Landed):
+        self._loads.landed(event)
+      else:
+        self._ended(event)
+    self._admit()
+    polled = clock()
+    self._host.poll += polled - begun
+    self._load()
+    loaded = clock()
+    self._host.load += loaded - polled
+    if not self._launch() and not happened and self.busy:
+      self._executor.wait()
+
+  # Admission and prefill.
+
+  def _admit(self) -> None:
+    if self._prefill is not None or not self._queue:
+      return
+    group = []
+    for row, held in enumerate(self._rows):
+      if held is None and self._queue:
+        group.append(self._seat(row, *self._queue.popleft()))
+    if group:
+      self._prefill = prefill_lib.Prefill(group, self._executor.chunk)
+
+  def _seat(
+    self, row: int, request: request_lib.Request, arrived: int
+  ) -> request_lib.Progress:
+    now, tokens = self._executor.now(), len(request.prompt)
+    self.log.append(events.Admitted(now, request.number, row, tokens, arrived))
+    # It joins the pack where the last one is, so that nobody waits for it to
+    # make up passes it never had to do.
+    floor = self.view.floor if self.view.active else 0
+    progress = request_lib.Progress(
+      request, row, position=floor // self._layers * self._layers
+    )
+    self._rows[row] = progress
+    return progress
+
+  def _launch_prefill(self, prefill: prefill_lib.Prefill) -> bool:
+    if prefill.in_flight:
+      return False
+    if prefill.done:
+      self._enter(prefill)
+      return True
+    if prefill.layer < 0:
+      batch = protocols.Batch('prefill', -1, chunk=prefill.next_chunk())
+      self._begin(batch, prefill.group, 0)
+      prefill.in_flight = True
+      return True
+    experts = self._prefill_wave(prefill)
+    if experts & ~self.table.resident[prefill.layer]:
+      return False
+    batch = protocols.Batch(
+      'prefill',
+      prefill.layer,
+      slots=prefill.slots(self.table, experts),
+      distinct=self.table.hold(prefill.layer, experts),
+      finish=experts == prefill.need,
+    )
+    self._begin(batch, prefill.group, experts)
+    prefill.in_flight = True
+    return True
+
+  def _prefill_wave(self, prefill: prefill_lib.Prefill) -> int:
+    """What to apply next, leaving what decoding requests await in place."""
+    awaited = {
+      p.layer * self._model.num_experts + e
+      for p in self.view.waiting
+      for e in p.choices
+    }
+    room = max(self._model.top_k, self.view.slots - len(awaited))
+    return prefill.wave(self.table.resident[prefill.layer], room)
+
+  def _ended_prefill(self, flight: _Flight, ended: protocols.Ended) -> None:
+    prefill = self._prefill
+    assert prefill is not None, 'a chunk ended that nobody began'
+    prefill.in_flight = False
+    if not flight.finish:
+      prefill.need &= ~flight.experts
+      return
+    layer = flight.layer + 1
+    if layer >= self._layers:
+      prefill.finish_chunk()
+      return
+    uses = prefill.arrive(layer, ended.choices)
+    hits = [e for e in uses if self.table.resident[layer] >> e & 1]
+    self.log.append(
+      events.PrefillRouted(
+        ended.time,
+        layer,
+        tuple(sorted(uses)),
+        sum(uses.values()),
+        sum(uses[e] for e in hits),
+      )
+    )
+    for expert in sorted(uses):
+      self._loads.uses.touch(layer * self._model.num_experts + expert)
+    if self._model.moe_ids[layer] == self._model.num_layers - 1:
+      prefill.finish_chunk()
+
+  def _enter(self, prefill: prefill_lib.Prefill) -> None:
+    """The last prompt tokens enter their rows; decoding goes on."""
+    numbers = tuple(p.request.number for p in prefill.group)
+    self.log.append(events.Prefilled(self._executor.now(), numbers))
+    self._prefill = None
+    entries = [
+      protocols.Entry(
+        p.row,
+        p.request.prompt[-1],
+        len(p.request.prompt) - 1,
+        p.request.sampling,
+      )
+      for p in prefill.group
+    ]
+    self.view.active += len(entries)
+    self._begin(protocols.Batch('enter', -1, entries=entries), prefill.group, 0)
+
+  def _load(self) -> None:
+    if self._loads.full:
+      return
+    prefill = self._prefill
+    wants = self._scheduler.wants(self.view)
+    if prefill is None:
+      self._loads.issue(wants, len(wants), 'demand')
+    elif prefill.layer >= 0 and not prefill.in_flight:
+      wave = self._prefill_wave(prefill)
+      wants.insert(0, protocols.Want(prefill.layer, wave))
+      self._loads.issue(wants, 1, 'prefill')
+
+  # Launches.
+
+  def _launch(self) -> bool:
+    if self._prefill is not None:
+      return self._launch_prefill(self._prefill)
+    if self.view.in_flight >= self._scheduler.depth:
+      return False
+    clock = self._executor.now
+    begun = clock()
+    launch = self._scheduler.launch(self.view)
+    self._host.schedule += clock() - begun
+    if launch is None:
+      return False
+    begun = clock()
+    self._start(launch)
+    self._host.launch += clock() - begun
+    return True
+
+  def _start(self, launch: protocols.Launch) -> None:
+    table, experts = self.table, launch.experts
+    base = launch.layer * self._model.num_experts
+    distinct = table.hold(launch.layer, experts)
+    slots = [
+      [table.slot_of[base + e] if experts >> e & 1 else -1 for e in p.choices]
+      for p in launch.group
+    ]
+    for p in launch.group:
+      p.in_flight = True
+      self.view.waiting.remove(p)
+    batch = protocols.Batch(
+      'decode',
+      launch.layer,
+      [p.row for p in launch.group],
+      slots,
+      distinct,
+      launch.finish,
+    )
+    self._begin(batch, launch.group, experts)
+
+  def _begin(
+    self,
+    batch: protocols.Batch,
+    group: Iterable[request_lib.Progress],
+    experts: int,
+  ) -> None:
+    group = list(group)
+    number, self._launches = self._launches, self._launches + 1
+    base = batch.layer * self._model.num_experts
+    self._flights[number] = _Flight(
+      batch.kind, batch.layer, group, experts, batch.finish
+    )
+    self.view.in_flight += 1
+    self.log.append(
+      events.LaunchBegun(
+        self._executor.now(),
+        number,
+        batch.kind,
+        batch.layer,
+        tuple(p.request.number for p in group),
+        tuple(base + e for e in slot_table.bits(experts)),
+        batch.finish,
+        1,
+        tuple(self._host),
+      )
+    )
+    self._executor.launch(number, batch)
+
+  def _ended(self, ended: protocols.Ended) -> None:
+    flight = self._flights.pop(ended.launch)
+    self.view.in_flight -= 1
+    self.log.append(events.LaunchEnded(ended.time, ended.launch))
+    if flight.experts:
+      self.table.release(flight.layer, flight.experts)
+    if flight.kind == 'prefill':
+      self._ended_prefill(flight, ended)
+    elif flight.finish:
+      self._moved_on(flight, ended)
+    else:
+      for p in flight.group:
+        p.need &= ~flight.experts
+        self._await(p)
+    self._set_floor()
+
+  def _moved_on(self, flight: _Flight, ended: protocols.Ended) -> None:
+    """Every row of a launch has a new token or layer, and new choices."""
+    layer = (flight.layer + 1) % self._layers
+    touched: dict[int, int] = {}
+    for i, p in enumerate(flight.group):
+      if flight.kind == 'decode':
+        p.position += 1
+      reason: str | None = None
+      if not ended.sound[i]:
+        reason = 'error'
+      elif flight.kind == 'decode' and layer == 0:
+        reason = self._take_token(p, ended.tokens[i], ended.time)
+      if reason is not None:
+        self._finish(p, reason, ended.time)
+        continue
+      p.layer, p.choices = layer, tuple(ended.choices[i])
+      p.need = 0
+      for expert in p.choices:
+        p.need |= 1 << expert
+        key = layer * self._model.num_experts + expert
+        touched[key] = touched.get(key, 0) + 1
+      self._revealed(p, ended.time)
+      self._await(p)
+    for key in sorted(touched):
+      self._loads.uses.touch(key, touched[key])
+
+  def _revealed(self, p: request_lib.Progress, time: int) -> None:
+    hits = (p.need & self.table.resident[p.layer]).bit_count()
+    self.log.append(
+      events.Routed(
+        time,
+        p.request.number,
+        len(p.generated),
+        p.layer,
+        p.choices,
+        hits,
+        p.position,
+      )
+    )
+
+  def _await(self, p: request_lib.Progress) -> None:
+    p.in_flight = False
+    self.view.waiting.append(p)
+
+  def _take_token(
+    self, p: request_lib.Progress, token: int, time: int
+  ) -> str | None:
+    """Records a token; a reason where it is the request's last."""
+    index = len(p.generated)
+    p.generated.append(token)
+    self.log.append(events.Token(time, p.request.number, index, token))
+    self._tokens += 1
+    self._loads.uses.advance(self._tokens / len(self._rows))
+    reason = self._stop(p, token) if self._stop else None
+    if reason is not None:
+      return reason
+    if token in p.request.eos_ids:
+      return 'eos'
+    return 'length' if index + 1 >= p.request.new_tokens else None
+
+  def _finish(self, p: request_lib.Progress, reason: str, time: int) -> None:
+    self.log.append(events.Finished(time, p.request.number, reason))
+    self._rows[p.row] = None
+    self.view.active -= 1
+
+  def _set_floor(self) -> None:
+    positions = [p.position for p in self._rows if p is not None]
+    self.view.floor = min(positions, default=0)

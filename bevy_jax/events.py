@@ -1,0 +1,168 @@
+"""The event log: everything that a report, a timeline or a bound needs.
+
+Schema version 1. Times are integers in nanoseconds of the executor's clock;
+`key` is layer * experts + expert id, layers counted among those with
+experts. A line of an event file is one JSON object: `event` names the class.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterable
+
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+  """Something that happened at `time`."""
+
+  time: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Admitted(Event):
+  """A request got a row."""
+
+  request: int
+  row: int
+  prompt_tokens: int
+  arrived: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prefilled(Event):
+  """All admitted prompts have been prefilled."""
+
+  requests: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadIssued(Event):
+  """A load began: for 'demand', 'reload' (robbed before) or 'prefill'."""
+
+  key: int
+  slot: int
+  cause: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadLanded(Event):
+  """A load ended; the expert is resident."""
+
+  key: int
+  slot: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evicted(Event):
+  """An expert lost its slot; `used` says whether a launch ever read it."""
+
+  key: int
+  slot: int
+  used: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LaunchBegun(Event):
+  """A launch began; `host` is host time so far, by section, in ns.
+
+  The sections are those of `HostTime`; `experts` are the keys it reads.
+  """
+
+  launch: int
+  kind: str
+  layer: int
+  requests: tuple[int, ...]
+  experts: tuple[int, ...]
+  finish: bool
+  hops: int
+  host: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LaunchEnded(Event):
+  """A launch was seen to end."""
+
+  launch: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Routed(Event):
+  """A router revealed what a request's token uses; hits were resident."""
+
+  request: int
+  token: int
+  layer: int
+  experts: tuple[int, ...]
+  hits: int
+  position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrefillRouted(Event):
+  """A prefill chunk revealed what it uses, distinct experts only."""
+
+  layer: int
+  experts: tuple[int, ...]
+  uses: int
+  hits: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Token(Event):
+  """A request got its next token; `index` counts from 0."""
+
+  request: int
+  index: int
+  token: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finished(Event):
+  """A request ended: 'eos', 'stop', 'length', 'context' or 'error'."""
+
+  request: int
+  reason: str
+
+
+KINDS: dict[str, Callable[..., Event]] = {
+  kind.__name__: kind for kind in Event.__subclasses__()
+}
+
+
+def save(
+  path: pathlib.Path | str, header: dict[str, object], log: Iterable[Event]
+) -> None:
+  """Writes a log as JSON lines, the header with the schema's version first."""
+  with open(path, 'w', encoding='utf-8') as file:
+    file.write(json.dumps({'version': VERSION} | header) + '\n')
+    for event in log:
+      record = {'event': type(event).__name__}
+      file.write(json.dumps(record | dataclasses.asdict(event)) + '\n')
+
+
+def load(path: pathlib.Path | str) -> tuple[dict[str, object], list[Event]]:
+  """Reads what `save` wrote; ValueError names the line that is wrong."""
+  lines = pathlib.Path(path).read_text(encoding='utf-8').splitlines()
+  header = json.loads(lines[0]) if lines else {}
+  if header.get('version') != VERSION:
+    raise ValueError(
+      f'{path} has event schema version {header.get("version")}; this build '
+      f'reads version {VERSION}. Record the run again.'
+    )
+  log: list[Event] = []
+  for number, line in enumerate(lines[1:], 2):
+    try:
+      fields = json.loads(line)
+      kind = KINDS[fields.pop('event')]
+      log.append(kind(**{k: _frozen(v) for k, v in fields.items()}))
+    except (KeyError, TypeError, ValueError) as error:
+      raise ValueError(
+        f'{path}, line {number}: not an event of version {VERSION} ({error}).'
+      ) from error
+  return header, log
+
+
+def _frozen(value: object) -> object:
+  return tuple(value) if isinstance(value, list) else value

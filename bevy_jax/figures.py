@@ -1,0 +1,161 @@
+"""The figures of a report that need no model of the machine."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bevy_jax import busy, events
+from bevy_jax import window as window_lib
+
+_GPU_SOURCE = 'from launch to seen-ended'
+_SECTIONS = ('schedule', 'launch', 'poll', 'load')
+
+
+def speed(
+  log: Sequence[events.Event], window: window_lib.Window
+) -> dict[str, Any]:
+  """Tokens and the times of requests; only the rate is the window's."""
+  tokens = window.tokens(log)
+  arrived: dict[int, int] = {}
+  times: dict[int, list[int]] = {}
+  admitted: dict[int, int] = {}
+  prompts = 0
+  for e in log:
+    if isinstance(e, events.Admitted):
+      arrived[e.request], admitted[e.request] = e.arrived, e.time
+    elif isinstance(e, events.Prefilled):
+      prompts += e.time - min(admitted[r] for r in e.requests)
+    elif isinstance(e, events.Token):
+      times.setdefault(e.request, []).append(e.time)
+  first = [ts[0] - arrived[r] for r, ts in times.items()]
+  each = [
+    (ts[-1] - ts[0]) / (len(ts) - 1) for ts in times.values() if len(ts) > 1
+  ]
+  return {
+    'tokens_per_s': tokens / window.seconds if window.seconds else 0.0,
+    'decode_seconds': window.seconds,
+    'window': {
+      'begin_ns': window.begin,
+      'end_ns': window.end,
+      'tokens': tokens,
+      'note': window.note,
+    },
+    'prefill_seconds': prompts * 1e-9,
+    'requests': len(arrived),
+    'new_tokens': sum(len(ts) for ts in times.values()),
+    'ttft_ms': _percentiles(first),
+    'tpot_ms': _percentiles(each),
+  }
+
+
+def _percentiles(ns: Sequence[float]) -> dict[str, float | None]:
+  """In milliseconds; None where there is nothing to take them of."""
+  return {
+    f'p{p}': float(np.percentile(ns, p)) * 1e-6 if ns else None
+    for p in (50, 95, 99)
+  }
+
+
+def cache(log: Sequence[events.Event]) -> dict[str, Any]:
+  """Uses and loads of decoding among some events."""
+  routed = [e for e in log if isinstance(e, events.Routed)]
+  causes = [e.cause for e in log if isinstance(e, events.LoadIssued)]
+  uses = sum(len(e.experts) for e in routed)
+  hits = sum(e.hits for e in routed)
+  return {
+    'hit_rate': part(hits, uses),
+    'uses': uses,
+    'hits': hits,
+    'loads': sum(cause != 'prefill' for cause in causes),
+    'demand_loads': causes.count('demand'),
+    'reloads': causes.count('reload'),
+    'wasted_loads': sum(
+      isinstance(e, events.Evicted) and not e.used for e in log
+    ),
+  }
+
+
+def prefill(log: Sequence[events.Event]) -> dict[str, Any]:
+  """Uses and loads of prompts."""
+  routed = [e for e in log if isinstance(e, events.PrefillRouted)]
+  return {
+    'prefill_uses': sum(e.uses for e in routed),
+    'prefill_hits': sum(e.hits for e in routed),
+    'prefill_loads': sum(
+      isinstance(e, events.LoadIssued) and e.cause == 'prefill' for e in log
+    ),
+  }
+
+
+def shares(
+  window: window_lib.Window,
+  loads: Sequence[busy.Load],
+  ran: Sequence[busy.Ran],
+) -> dict[str, Any]:
+  """Fractions of the window."""
+  begin, end = window.begin, window.end
+  link_spans = [(load.begin, load.end) for load in loads]
+  gpu_spans = [(r.event.time, r.end) for r in ran]
+  link = busy.covered(link_spans, begin, end)
+  gpu = busy.covered(gpu_spans, begin, end)
+  either = busy.covered(link_spans + gpu_spans, begin, end)
+  return {
+    'link_busy': part(link, end - begin),
+    'gpu_busy': part(gpu, end - begin),
+    'gpu_busy_source': _GPU_SOURCE,
+    'stall': part(either - gpu, end - begin),
+    'overlap_efficiency': part(max(link, gpu), end - begin),
+  }
+
+
+def launches(
+  log: Sequence[events.Event], window: window_lib.Window
+) -> dict[str, Any]:
+  """Decode launches that begin in the window, and the host's work for them.
+
+  Host time counts from the launch before the window, so that as many
+  intervals as launches are measured.
+  """
+  begun = [
+    (i, e) for i, e in enumerate(log) if isinstance(e, events.LaunchBegun)
+  ]
+  before = [e.host for i, e in begun if i < window.first]
+  here = [
+    e
+    for i, e in begun
+    if window.first <= i < window.last and e.kind == 'decode'
+  ]
+  whole = [e for e in here if e.finish]
+  start = before[-1] if before else (0, 0, 0, 0)
+  host = [b - a for a, b in zip(start, here[-1].host, strict=True)]
+  return {
+    'launches': len(here),
+    'host_us': {
+      name: ns * 1e-3 / len(here)
+      for name, ns in zip(_SECTIONS, host, strict=True)
+    },
+    'h': part(sum(host), window.end - window.begin),
+    'mean_group': part(sum(len(e.requests) for e in whole), len(whole)),
+    'mean_hops': part(sum(e.hops for e in here), len(here)),
+  }
+
+
+def max_lag(log: Sequence[events.Event], window: window_lib.Window) -> int:
+  """Layers between the first and the last request, at most, in the window."""
+  at: dict[int, int] = {}
+  most = 0
+  for i, event in enumerate(log[: window.last + 1]):
+    if isinstance(event, events.Routed):
+      at[event.request] = event.position
+    elif isinstance(event, events.Finished):
+      at.pop(event.request, None)
+    elif not isinstance(event, events.Token) and at and i >= window.first:
+      # Rows of one launch move on together: looked at once all of them have.
+      most = max(most, max(at.values()) - min(at.values()))
+  return most
+
+
+def part(amount: float, whole: float) -> float:
+  """A fraction, 0 of nothing."""
+  return amount / whole if whole else 0.0

@@ -1,0 +1,246 @@
+"""The five-line use: load a model, generate text.
+
+from bevy_jax import LLM
+llm = LLM.load('demo', cache=0.5)
+for out in llm.generate(['Once upon a time', 'def fib(n):']):
+  print(out.text)
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from bevy_jax import config as config_lib
+from bevy_jax import device, events, loading
+from bevy_jax import engine as engine_lib
+from bevy_jax import request as request_lib
+from bevy_jax import text as text_lib
+
+_CONTEXT = 1024  # Positions a row where neither model nor user says less.
+
+
+class Piece(NamedTuple):
+  """Text that a request has just gained.
+
+  Attributes:
+    number: index of its prompt.
+    text: whole characters.
+    reason: why the request ended, None while it goes on: 'eos', 'stop',
+      'length' or 'error' (a value in the model was not finite).
+  """
+
+  number: int
+  text: str
+  reason: str | None = None
+
+
+class Output(NamedTuple):
+  """A finished request.
+
+  Attributes:
+    number: index of its prompt.
+    text: the generated text, without its ending token or stop string.
+    tokens: the generated token ids, the ending one included.
+    reason: see `Piece`.
+  """
+
+  number: int
+  text: str
+  tokens: tuple[int, ...]
+  reason: str
+
+
+class LLM:
+  """A model on a device, ready to serve several requests at once.
+
+  The cache stays warm between calls. One call at a time.
+
+  Attributes:
+    model: a loaded model.
+    config: how it runs.
+    text: its tokenizer.
+    executor: the device's side.
+    context: positions a row can hold.
+  """
+
+  def __init__(self, model: loading.Loaded, config: config_lib.EngineConfig):
+    self.model, self.config = model, config
+    self.text = text_lib.Text(model.directory)
+    self.context = config.context or min(model.config.context, _CONTEXT)
+    if self.context > model.config.context:
+      raise ValueError(
+        f'context is {self.context}, but the model was made for '
+        f'{model.config.context} positions; ask for at most that.'
+      )
+    self.slots = config_lib.slots(config, model.config)
+    self.executor = device.DeviceExecutor(
+      model.config, model.params, model.experts, config, self.context
+    )
+    self._engine: engine_lib.Engine | None = None
+    self._watches: dict[int, text_lib.Watch] = {}
+
+  @classmethod
+  def load(cls, path: str | pathlib.Path, **options: Any) -> 'LLM':
+    """Loads 'demo', a Hugging Face directory or a converted one.
+
+    `options` are fields of `EngineConfig`, for instance `cache=0.5`.
+    """
+    known = [f.name for f in dataclasses.fields(config_lib.EngineConfig)]
+    for name in options:
+      config_lib.choose('option', name, known)
+    config = config_lib.EngineConfig(**options)
+    dtype = config_lib.param_dtype(config)
+    return cls(loading.load(path, param_dtype=dtype), config)
+
+  def engine(
+    self, scheduler: str = '', eviction: str = ''
+  ) -> engine_lib.Engine:
+    """A fresh engine with a cold cache on this device; ends any other."""
+    config = self.config
+    self.executor.drain()
+    return engine_lib.Engine(
+      self.model.config,
+      self.executor,
+      config_lib.SCHEDULERS[scheduler or config.scheduler],
+      config_lib.EVICTIONS[eviction or config.eviction],
+      rows=config.requests,
+      slots=self.slots,
+      link_depth=config.link_depth,
+      stop=self._on_token,
+    )
+
+  def requests(
+    self,
+    prompts: Sequence[str | Sequence[int]],
+    new_tokens: int,
+    sampling: request_lib.SamplingParams
+    | Sequence[request_lib.SamplingParams]
+    | None = None,
+    *,
+    ignore_eos: bool = False,
+  ) -> list[request_lib.Request]:
+    """Prompts (texts or token ids) as requests; ValueError says what ails."""
+    if not prompts or isinstance(prompts, str):
+      raise ValueError(
+        'there is nothing to generate: prompts must be a list of texts with '
+        f'at least one entry, not {prompts!r}.'
+      )
+    if sampling is None:
+      sampling = request_lib.SamplingParams()
+    if isinstance(sampling, request_lib.SamplingParams):
+      sampling = [sampling] * len(prompts)
+    eos = () if ignore_eos else self.model.config.eos_ids
+    return [
+      request_lib.Request(
+        number=number,
+        prompt=self._tokens(number, prompt, new_tokens),
+        new_tokens=new_tokens,
+        sampling=settings,
+        eos_ids=eos,
+      )
+      for number, (prompt, settings) in enumerate(
+        zip(prompts, sampling, strict=True)
+      )
+    ]
+
+  def stream(
+    self,
+    prompts: Sequence[str | Sequence[int]],
+    new_tokens: int = 64,
+    sampling: request_lib.SamplingParams
+    | Sequence[request_lib.SamplingParams]
+    | None = None,
+    stop: Sequence[str] = (),
+  ) -> Iterator[Piece]:
+    """Generates, giving each piece of text as soon as it is certain."""
+    if self._engine is None or self._engine.busy:
+      self._engine = self.engine()
+    requests = self.requests(prompts, new_tokens, sampling)
+    yield from self.run(self._engine, requests, stop)
+
+  def generate(
+    self,
+    prompts: Sequence[str | Sequence[int]],
+    new_tokens: int = 64,
+    sampling: request_lib.SamplingParams
+    | Sequence[request_lib.SamplingParams]
+    | None = None,
+    stop: Sequence[str] = (),
+  ) -> Iterator[Output]:
+    """Generates, giving finished requests in the order of the prompts."""
+    done: dict[int, str] = {}
+    following = 0
+    for piece in self.stream(prompts, new_tokens, sampling, stop):
+      if piece.reason is not None:
+        done[piece.number] = piece.reason
+      while following in done:
+        yield self.output(following, done[following])
+        following += 1
+
+  def output(self, number: int, reason: str) -> Output:
+    """What a request that has ended has generated."""
+    watch = self._watches[number]
+    return Output(number, watch.text, tuple(watch.tokens), reason)
+
+  def run(
+    self,
+    engine: engine_lib.Engine,
+    requests: Sequence[request_lib.Request],
+    stop: Sequence[str] = (),
+  ) -> Iterator[Piece]:
+    """Drives an engine until the requests have ended."""
+    self._watches = {
+      r.number: text_lib.Watch(self.text, stop, r.eos_ids) for r in requests
+    }
+    shown = {r.number: 0 for r in requests}
+    read = len(engine.log)
+    for request in requests:
+      engine.submit(request)
+    while engine.busy:
+      engine.step()
+      while read < len(engine.log):
+        event = engine.log[read]
+        read += 1
+        if isinstance(event, events.Token | events.Finished):
+          yield from self._news(event, shown)
+
+  def _news(
+    self, event: events.Token | events.Finished, shown: dict[int, int]
+  ) -> Iterator[Piece]:
+    number, reason = event.request, None
+    watch = self._watches[number]
+    if isinstance(event, events.Finished):
+      watch.finish()
+      reason = event.reason
+    piece = watch.text[shown[number] :]
+    shown[number] = len(watch.text)
+    if piece or reason:
+      yield Piece(number, piece, reason)
+
+  def _on_token(self, progress: request_lib.Progress, token: int) -> str | None:
+    stopped = self._watches[progress.request.number].feed(token)
+    return 'stop' if stopped else None
+
+  def _tokens(
+    self, number: int, prompt: str | Sequence[int], new_tokens: int
+  ) -> tuple[int, ...]:
+    ids = self.text.encode(prompt) if isinstance(prompt, str) else prompt
+    vocab = self.model.config.vocab_size
+    if not ids or new_tokens < 1:
+      raise ValueError(
+        f'prompt {number} has {len(ids)} tokens and {new_tokens} new ones '
+        'are asked for; both must be at least 1.'
+      )
+    if not all(0 <= i < vocab for i in ids):
+      raise ValueError(
+        f'prompt {number} has token {max(ids)} (least {min(ids)}), but the '
+        f'model knows 0 to {vocab - 1}.'
+      )
+    if len(ids) + new_tokens > self.context:
+      raise ValueError(
+        f'prompt {number} has {len(ids)} tokens and {new_tokens} new ones '
+        f'are asked for, but a row holds {self.context} positions; shorten '
+        f'it, or set context (the model allows {self.model.config.context}).'
+      )
+    return tuple(ids)

@@ -1,0 +1,91 @@
+"""Prompts on their way through the layers, chunk by chunk, together."""
+
+from collections.abc import Sequence
+
+from bevy_jax import baselines, protocols
+from bevy_jax import request as request_lib
+from bevy_jax.offload import slot_table
+
+
+class Prefill:
+  """All prompts that were admitted together; the engine alone changes it.
+
+  Every prompt token but the last goes through here; the last one enters a
+  row and decodes. Experts of a layer come in waves where they do not all
+  fit beside what decoding requests await.
+
+  Attributes:
+    group: the requests.
+    layer: MoE layer that the chunk waits at, -1 before its first launch.
+    choices: expert ids of each token there; empty for padding.
+    need: bitmap of the experts still to be applied there.
+    in_flight: whether a launch is carrying the chunk.
+  """
+
+  def __init__(self, group: Sequence[request_lib.Progress], chunk: int):
+    self.group = group
+    self.layer, self.need, self.in_flight = -1, 0, False
+    self.choices: list[tuple[int, ...]] = []
+    self._chunk, self._start = chunk, 0
+
+  @property
+  def done(self) -> bool:
+    """Whether no chunk is left."""
+    return not self._left()
+
+  def next_chunk(self) -> protocols.Chunk:
+    """The tokens of the current chunk."""
+    left = self._left()
+    stop = self._start + self._chunk
+    return protocols.Chunk(
+      [p.row for p in left],
+      [p.request.prompt[self._start : min(stop, _end(p))] for p in left],
+      [self._start] * len(left),
+    )
+
+  def finish_chunk(self) -> None:
+    """The current chunk has been written in full."""
+    self._start += self._chunk
+    self.layer, self.need, self.choices = -1, 0, []
+
+  def arrive(
+    self, layer: int, choices: Sequence[Sequence[int]]
+  ) -> dict[int, int]:
+    """The chunk waits at `layer`; returns how often each expert is used."""
+    self.layer, self.need = layer, 0
+    self.choices = [()] * len(choices)
+    uses: dict[int, int] = {}
+    for i, p in enumerate(self._left()):
+      length = min(self._chunk, _end(p) - self._start)
+      for t in range(i * self._chunk, i * self._chunk + length):
+        self.choices[t] = tuple(choices[t])
+        for expert in choices[t]:
+          uses[expert] = uses.get(expert, 0) + 1
+    for expert in uses:
+      self.need |= 1 << expert
+    return uses
+
+  def wave(self, resident: int, room: int) -> int:
+    """Experts to apply next: at most `room`, the resident ones first."""
+    here = baselines.wave(self.need & resident, room)
+    missing = self.need & ~resident
+    return here | baselines.wave(missing, room - here.bit_count())
+
+  def slots(self, table: slot_table.SlotTable, experts: int) -> list[list[int]]:
+    """Slot of each choice of each token, -1 where it is not in `experts`."""
+    base, k = self.layer * table.experts, self._width()
+    at = [
+      table.slot_of[base + e] if experts >> e & 1 else -1
+      for e in range(table.experts)
+    ]
+    return [[at[e] for e in ids] if ids else [-1] * k for ids in self.choices]
+
+  def _width(self) -> int:
+    return max(len(ids) for ids in self.choices)
+
+  def _left(self) -> list[request_lib.Progress]:
+    return [p for p in self.group if _end(p) > self._start]
+
+
+def _end(p: request_lib.Progress) -> int:
+  return len(p.request.prompt) - 1

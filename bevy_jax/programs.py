@@ -1,0 +1,156 @@
+"""Every compiled program of an executor, made and warmed up in one place."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bevy_jax import prompt_steps, steps
+from bevy_jax.layers import config as model_config
+
+_DONATED = {
+  'enter': (1, 2),
+  'decode': (2, 3),
+  'wave': (2,),
+  'prefill_begin': (1,),
+  'prefill': (2, 3),
+  'prefill_wave': (2,),
+}
+
+
+class Stage(NamedTuple):
+  """One launch's segment with the weights that it takes.
+
+  Attributes:
+    segment: its static shape.
+    order: the layer numbers behind its experts; their caches are written.
+    weights: what it multiplies with.
+  """
+
+  segment: steps.Segment
+  order: tuple[int, ...]
+  weights: steps.Weights
+
+
+class Programs:
+  """The jitted functions of a model for some numbers of rows.
+
+  Attributes:
+    entry: what a new token goes through before its first experts.
+    decode: for each MoE layer its experts and what follows.
+    prefill: likewise without a head; None where nothing is left to write.
+    buckets: numbers of rows that a decode launch is padded to, ascending.
+    prompt_buckets: numbers of prompts that a prefill launch is padded to.
+  """
+
+  def __init__(
+    self,
+    model: model_config.ModelConfig,
+    params: dict[str, Any],
+    rows: int,
+    strict: bool,
+    device: jax.Device,
+  ):
+    self._model, self._params = model, params
+    self._home = jax.sharding.SingleDeviceSharding(device)
+    self._host = jax.sharding.SingleDeviceSharding(
+      device, memory_kind='pinned_host'
+    )
+    dtype = params['embed'].dtype
+    self._precision = 'highest' if dtype == jnp.float32 else 'default'
+    self._jitted: dict[tuple[Any, ...], Any] = {}
+    self.buckets = (rows,) if strict else _powers(rows)
+    self.prompt_buckets = (rows,) if strict else tuple(sorted({1, rows}))
+    self.entry = self._stage(-1, steps.entry_segment(model))
+    self.decode = [
+      self._stage(i, found) for i, found in enumerate(steps.segments(model))
+    ]
+    self.prefill = [
+      None if found is None else self._stage(i, found)
+      for i, found in enumerate(steps.prefill_segments(model))
+    ]
+
+  def mlp(self, layer: int) -> dict[str, Any]:
+    """The feed-forward half's shared weights of an MoE layer."""
+    p = self._params['layers'][self._model.moe_ids[layer]]
+    return {k: p[k] for k in p if k == 'mlp_norm' or k.startswith('shared')}
+
+  def get(
+    self, kind: str, *static: Any
+  ) -> Callable[..., tuple[Any, Any, jax.Array]]:
+    """The jitted `steps` function of this name with these static values."""
+    program: Callable[..., tuple[Any, Any, jax.Array]]
+    program = self._find(kind, static)
+    return program
+
+  def wave(
+    self, kind: str, *static: Any
+  ) -> Callable[..., tuple[Any, jax.Array]]:
+    """Likewise for the two kinds of waves, which leave the caches alone."""
+    program: Callable[..., tuple[Any, jax.Array]] = self._find(kind, static)
+    return program
+
+  def _find(self, kind: str, static: tuple[Any, ...]) -> Any:
+    found = self._jitted.get((kind, *static))
+    if found is None:
+      found = self._jitted[kind, *static] = self._jit(kind, static)
+    return found
+
+  def compilations(self) -> int:
+    """How many programs have been compiled so far."""
+    return sum(map(compiled, self._jitted.values()))
+
+  def distinct_stages(self) -> Iterator[int]:
+    """One MoE layer for each decode segment that compiles on its own."""
+    seen = set()
+    for layer, stage in enumerate(self.decode):
+      if stage.segment not in seen:
+        seen.add(stage.segment)
+        yield layer
+
+  def _stage(
+    self, layer: int, found: tuple[steps.Segment, tuple[int, ...]]
+  ) -> Stage:
+    segment, order = found
+    names: tuple[str, ...] = ('embed', 'final_norm', 'head')
+    if layer < 0:
+      names = ('embed',)
+    elif segment.head is None:
+      names = ()
+    weights = steps.Weights(
+      mlp=self.mlp(layer) if layer >= 0 else {},
+      layers=tuple(self._params['layers'][i] for i in order),
+      top={k: self._params[k] for k in names if k in self._params},
+    )
+    return Stage(segment, order, weights)
+
+  def _jit(self, kind: str, static: tuple[Any, ...]) -> Any:
+    module = prompt_steps if kind.startswith('prefill') else steps
+    function = getattr(module, kind)
+
+    @functools.wraps(function)
+    def program(*arguments: Any) -> Any:
+      with jax.default_matmul_precision(self._precision):
+        return function(self._model, *static, *arguments)
+
+    # The answer comes last and goes to the host by itself.
+    outputs = 2 if kind.endswith('wave') else 3
+    shardings = (*(self._home,) * (outputs - 1), self._host)
+    return jax.jit(
+      program, donate_argnums=_DONATED[kind], out_shardings=shardings
+    )
+
+
+def compiled(program: Any) -> int:
+  """How many variants of a jitted function have been compiled."""
+  return int(program._cache_size())
+
+
+def _powers(rows: int) -> tuple[int, ...]:
+  """1, 2, 4, ... up to `rows`, which is always the last."""
+  out = [1]
+  while out[-1] * 2 < rows:
+    out.append(out[-1] * 2)
+  return tuple(out) if out[-1] == rows else (*out, rows)

@@ -1,0 +1,195 @@
+"""The contracts between engine, scheduler, executor and policies.
+
+Who may change what: the engine owns every Progress and the slot table; a
+scheduler and an eviction only look; an executor does what it is told and
+never chooses. Times are integers in nanoseconds of the executor's clock.
+A bitmap is a Python integer whose bit e stands for expert e of one layer;
+layers are counted among those that have experts.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from bevy_jax import request as request_lib
+from bevy_jax.offload import eviction
+
+# The policies of the cache are told in offload, which knows no requests.
+Eviction = eviction.Eviction
+
+
+class Want(NamedTuple):
+  """Experts that somebody awaits at a layer; earlier wants come first.
+
+  Attributes:
+    layer: the MoE layer.
+    experts: bitmap of all that it needs there, resident ones included.
+  """
+
+  layer: int
+  experts: int
+
+
+class Launch(NamedTuple):
+  """A scheduler's decision: which rows to compute next.
+
+  Attributes:
+    layer: the MoE layer at which all of them wait.
+    group: the requests' progress, in row order of the launch.
+    experts: bitmap of the experts to apply; all of them are resident.
+    finish: True to go on to the next layer; False for a wave, whose outputs
+      are kept until the last wave of the layer has run.
+    hops: layers that the launch may cross.
+  """
+
+  layer: int
+  group: Sequence[request_lib.Progress]
+  experts: int
+  finish: bool = True
+  hops: int = 1
+
+
+@dataclasses.dataclass(slots=True)
+class View:
+  """What a scheduler may see; the engine keeps it up to date.
+
+  Attributes:
+    waiting: requests that wait at a layer, in order of their rows.
+    active: how many requests decode, those in flight included.
+    floor: least position among the active ones.
+    resident: bitmap of resident experts, one a layer.
+    loading: bitmap of experts on the link, one a layer.
+    slots: size of the cache.
+    in_flight: launches that have not ended.
+  """
+
+  waiting: list[request_lib.Progress]
+  active: int
+  floor: int
+  resident: list[int]
+  loading: list[int]
+  slots: int
+  in_flight: int = 0
+
+
+class Scheduler(Protocol):
+  """Decides on plain values: no device, no clock, no hidden randomness."""
+
+  @property
+  def depth(self) -> int:
+    """Launches that it likes to have in flight at once."""
+
+  def wants(self, view: View) -> list[Want]:
+    """Everything awaited, most urgent first; changes nothing.
+
+    The engine loads what is missing in this order, ascending ids within a
+    want. For a load it gives up experts that nobody wants; only where there
+    are none does it rob a later want, the last one first, never an earlier
+    one and never the want itself.
+    """
+
+  def launch(self, view: View) -> Launch | None:
+    """The next launch, or None to wait; changes nothing.
+
+    Every expert of the launch must be resident.
+    """
+
+
+class Entry(NamedTuple):
+  """A request that begins to decode: its last prompt token enters a row."""
+
+  row: int
+  token: int
+  position: int
+  sampling: request_lib.SamplingParams
+
+
+class Chunk(NamedTuple):
+  """Prompt tokens that go through the layers together.
+
+  Attributes:
+    rows: B request rows.
+    tokens: B lists of token ids, none longer than the executor's chunk.
+    starts: B positions of their first tokens.
+  """
+
+  rows: Sequence[int]
+  tokens: Sequence[Sequence[int]]
+  starts: Sequence[int]
+
+
+class Batch(NamedTuple):
+  """One launch, spelled out for the executor.
+
+  Attributes:
+    kind: 'enter', 'decode' or 'prefill'.
+    layer: MoE layer whose experts are applied, -1 where none are.
+    rows: request rows ('decode').
+    slots: one tuple of slot numbers a row and choice, -1 where the expert
+      is not in this launch ('decode', 'prefill').
+    distinct: the slots that the launch reads.
+    finish: False for a wave.
+    entries: who enters ('enter').
+    chunk: the tokens of a first prefill launch, else None.
+  """
+
+  kind: str
+  layer: int
+  rows: Sequence[int] = ()
+  slots: Sequence[Sequence[int]] = ()
+  distinct: Sequence[int] = ()
+  finish: bool = True
+  entries: Sequence[Entry] = ()
+  chunk: Chunk | None = None
+
+
+class Landed(NamedTuple):
+  """A load has landed: launches from now on may read the slot."""
+
+  time: int
+  key: int
+
+
+class Ended(NamedTuple):
+  """A launch has ended, with what it answers.
+
+  Attributes:
+    time: when it was seen to end.
+    launch: its number.
+    tokens: one sampled token a row, -1 where no head was passed.
+    sound: one flag a row, False where the router or the head saw a value
+      that is not finite.
+    choices: expert ids a row at the next MoE layer; empty after a wave.
+  """
+
+  time: int
+  launch: int
+  tokens: Sequence[int]
+  sound: Sequence[bool]
+  choices: Sequence[Sequence[int]]
+
+
+class Executor(Protocol):
+  """Does what it is told: moves experts, runs launches, keeps the clock."""
+
+  @property
+  def chunk(self) -> int:
+    """Tokens a row that one prefill launch takes."""
+
+  def load(self, key: int, slot: int) -> None:
+    """Begins to move an expert into a slot that nobody reads or fills."""
+
+  def launch(self, number: int, batch: Batch) -> None:
+    """Begins a launch; launches end in the order they began."""
+
+  def poll(self) -> list[Landed | Ended]:
+    """What has happened since the last call, in order; never waits."""
+
+  def wait(self) -> None:
+    """Returns when `poll` may have something; needs something in flight."""
+
+  def now(self) -> int:
+    """Nanoseconds of the executor's clock."""
+
+  def close(self) -> None:
+    """Ends what is in flight and frees what it holds; safe to repeat."""

@@ -1,0 +1,58 @@
+"""Runahead against lockstep: interleaved pairs in one process.
+
+python -m bevy_jax.experiments.bench --share=0.5 --pairs=7
+
+The bar: with lockstep's measured device share s in .4 to .6, the median
+ratio is at least 0.65 / max(s, 1 - s); overlap alone cannot give more than
+1 / max(s, 1 - s). Both sides do the same work from a cold cache.
+"""
+
+import dataclasses
+import json
+import statistics
+
+from absl import app, flags
+
+from bevy_jax.experiments import configs, pairs, run
+
+CONFIG = flags.DEFINE_string('config', 'demo', 'Named config.')
+PAIRS = flags.DEFINE_integer('pairs', 7, 'How many pairs.')
+SHARE = flags.DEFINE_float('share', 0.5, 'Device share of lockstep to set.')
+NEW_TOKENS = flags.DEFINE_integer('new_tokens', 96, 'Tokens a request.')
+CACHE = flags.DEFINE_float('cache', 0.5, 'Fraction of all experts.')
+REPORT = flags.DEFINE_string('report', '', 'Where to write the figures.')
+
+
+def build_config() -> configs.Decode:
+  """The experiment that the flags ask for."""
+  base = configs.CONFIGS[CONFIG.value]()
+  return dataclasses.replace(
+    base,
+    balance=SHARE.value,
+    new_tokens=NEW_TOKENS.value,
+    engine=dataclasses.replace(base.engine, cache=CACHE.value),
+    compare=('lockstep', 'runahead'),
+  )
+
+
+def main(argv: list[str]) -> None:
+  """Measures and prints; the figures are medians over the pairs."""
+  if len(argv) > 1:
+    raise app.UsageError(f'not a flag: {argv[1:]}')
+  try:
+    bench = run.Bench(build_config(), lambda what: print(what, '...'))
+    measured = pairs.measure(bench, PAIRS.value, print)
+  except ValueError as error:
+    raise SystemExit(f'bench: {error}') from error
+  outcome = pairs.judge(measured)
+  for name, value in outcome.items():
+    print(f'{name:>22}: {value}')
+  ratios = [round(p.ratio, 3) for p in measured]
+  print(f'{"ratios":>22}: {ratios}, median {statistics.median(ratios)}')
+  if REPORT.value:
+    with open(REPORT.value, 'w', encoding='utf-8') as file:
+      json.dump(outcome | {'pairs': [p._asdict() for p in measured]}, file)
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,114 @@
+"""Named experiments: functions that return a frozen record."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
+
+from bevy_jax import config as config_lib
+
+DEMO_PROMPTS = pathlib.Path(__file__).parent / 'demo_prompts.jsonl'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decode:
+  """One decode experiment.
+
+  Attributes:
+    model: 'demo', a Hugging Face directory or a converted one.
+    engine: how the engine runs; `engine.link` is ignored where `balance`
+      is above 0.
+    prompts: a JSON lines file with `prompt` in each line.
+    count: how many of the prompts; 0 for all.
+    new_tokens: tokens that each request generates at most.
+    temperature: 0 is greedy.
+    top_p: probability mass that is kept.
+    seed: request n draws with seed + n.
+    ignore_eos: go on after an ending token: equal lengths for measuring.
+    balance: above 0, the link is throttled so that lockstep spends about
+      this share of its time computing.
+    compare: scheduler or scheduler:eviction pairs to run one after another,
+      each from a cold cache; empty for the engine's own.
+  """
+
+  model: str = 'demo'
+  engine: config_lib.EngineConfig = dataclasses.field(
+    default_factory=config_lib.EngineConfig
+  )
+  prompts: str = str(DEMO_PROMPTS)
+  count: int = 0
+  new_tokens: int = 64
+  temperature: float = 0.0
+  top_p: float = 1.0
+  seed: int = 0
+  ignore_eos: bool = False
+  balance: float = 0.0
+  compare: tuple[str, ...] = ()
+
+  def variants(self) -> list[tuple[str, str]]:
+    """Scheduler and eviction of each run; ValueError for unknown names."""
+    out = []
+    for item in self.compare or (self.engine.scheduler,):
+      scheduler, _, rest = item.partition(':')
+      eviction, _, prefetch = rest.partition(':')
+      eviction = eviction or self.engine.eviction
+      config_lib.choose('scheduler', scheduler, config_lib.SCHEDULERS)
+      config_lib.choose('eviction', eviction, config_lib.EVICTIONS)
+      config_lib.choose('prefetch', prefetch or 'none', ('none',))
+      out.append((scheduler, eviction))
+    return out
+
+  def texts(self) -> list[str]:
+    """The prompts; ValueError names file and line."""
+    path = pathlib.Path(self.prompts)
+    if not path.is_file():
+      raise ValueError(
+        f'prompts file {self.prompts} does not exist; give a JSON lines file '
+        'in which every line has a "prompt".'
+      )
+    texts = []
+    for number, line in enumerate(path.read_text('utf-8').splitlines(), 1):
+      try:
+        texts.append(str(json.loads(line)['prompt']))
+      except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+          f'{path}, line {number}: expected a JSON object with "prompt" '
+          f'({error}).'
+        ) from error
+    return texts[: self.count or None]
+
+
+def plain() -> Decode:
+  """The engine's defaults."""
+  return Decode()
+
+
+def demo() -> Decode:
+  """What `make demo` shows: half of the experts resident, a slow link."""
+  return Decode(
+    engine=config_lib.EngineConfig(cache=0.5, requests=8),
+    new_tokens=96,
+    temperature=0.7,
+    top_p=0.95,
+    ignore_eos=True,
+    balance=0.5,
+    compare=('lockstep', 'runahead'),
+  )
+
+
+def share(link: str) -> float:
+  """The device's share that 'balanced:SHARE' asks for; 0.5 where it is bare."""
+  _, _, number = link.partition(':')
+  try:
+    value = float(number or 0.5)
+  except ValueError:
+    value = 0.0
+  if not 0 < value < 1:
+    raise ValueError(
+      f'link is {link!r}; it must be balanced:SHARE with a share of device '
+      'time between 0 and 1.'
+    )
+  return value
+
+
+CONFIGS: dict[str, Callable[[], Decode]] = {'plain': plain, 'demo': demo}

@@ -1,0 +1,78 @@
+"""Decodes prompts with experts offloaded; prints texts and one table.
+
+python -m bevy_jax.experiments.decode --config=demo
+python -m bevy_jax.experiments.decode --model=DIR --cache=0.25 --compare=...
+"""
+
+from absl import app, flags
+
+from bevy_jax import config as config_lib
+from bevy_jax.experiments import configs, overrides, run
+
+CONFIG = flags.DEFINE_string('config', 'plain', 'Named config to start from.')
+MODEL = flags.DEFINE_string('model', None, "'demo' or a model's directory.")
+SCHEDULER = flags.DEFINE_string('scheduler', None, 'lockstep or runahead.')
+EVICTION = flags.DEFINE_string('eviction', None, 'lru or lfu_decayed.')
+CACHE = flags.DEFINE_string(
+  'cache', None, 'Fraction (0.5) of all experts, or a number of slots (64).'
+)
+REQUESTS = flags.DEFINE_integer('requests', None, 'Rows that decode at once.')
+PROMPTS = flags.DEFINE_string('prompts', None, 'JSON lines with "prompt".')
+COUNT = flags.DEFINE_integer('count', None, 'How many of the prompts; 0: all.')
+NEW_TOKENS = flags.DEFINE_integer('new_tokens', None, 'Tokens a request.')
+TEMPERATURE = flags.DEFINE_float('temperature', None, '0 is greedy.')
+TOP_P = flags.DEFINE_float('top_p', None, 'Probability mass to keep.')
+SEED = flags.DEFINE_integer('seed', None, 'Request n draws with seed + n.')
+LINK = flags.DEFINE_string(
+  'link', None, 'device_put, throttled:GB_PER_S[:LATENCY_US] or balanced:SHARE'
+)
+COMPARE = flags.DEFINE_list(
+  'compare', None, 'Schedulers, or scheduler:eviction pairs, to compare.'
+)
+SET = flags.DEFINE_multi_string('set', [], 'field=value or engine.field=value')
+REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
+EVENTS = flags.DEFINE_string('events', '', 'Where to write the event log.')
+
+
+def build_config() -> configs.Decode:
+  """The experiment that the flags ask for; ValueError says what ails."""
+  config_lib.choose('config', CONFIG.value, configs.CONFIGS)
+  base = configs.CONFIGS[CONFIG.value]()
+  link, balance = LINK.value, None if LINK.value is None else 0.0
+  if link is not None and link.startswith('balanced'):
+    link, balance = None, configs.share(link)
+  cache = None if CACHE.value is None else overrides.parse(CACHE.value)
+  engine = {
+    'scheduler': SCHEDULER.value,
+    'eviction': EVICTION.value,
+    'cache': cache,
+    'requests': REQUESTS.value,
+    'link': link,
+  }
+  changes = {
+    'model': MODEL.value,
+    'engine': overrides.replace(base.engine, engine),
+    'prompts': PROMPTS.value,
+    'count': COUNT.value,
+    'new_tokens': NEW_TOKENS.value,
+    'temperature': TEMPERATURE.value,
+    'top_p': TOP_P.value,
+    'seed': SEED.value,
+    'balance': balance,
+    'compare': tuple(COMPARE.value) if COMPARE.value else None,
+  }
+  return overrides.apply(overrides.replace(base, changes), SET.value)
+
+
+def main(argv: list[str]) -> None:
+  """Runs it; what is wrong with the input is one paragraph."""
+  if len(argv) > 1:
+    raise app.UsageError(f'not a flag: {argv[1:]}')
+  try:
+    run.main(build_config(), REPORT.value, EVENTS.value)
+  except ValueError as error:
+    raise SystemExit(f'decode: {error}') from error
+
+
+if __name__ == '__main__':
+  app.run(main)

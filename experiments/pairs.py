@@ -1,0 +1,88 @@
+"""Two schedulers on the same work, pair by pair, and what the pairs say."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from bevy_jax.experiments import run
+
+_BAR = 0.65  # Of the ideal overlap 1 / max(s, 1 - s).
+# Rank, from below, of the order statistic that the median exceeds with at
+# least 95 % confidence, by number of pairs (binomial, one-sided).
+_LOWER = {5: 1, 6: 1, 7: 1, 8: 2, 9: 2, 10: 2, 11: 3, 12: 3, 13: 4, 14: 4}
+
+
+class Pair(NamedTuple):
+  """One run of each side, one after the other.
+
+  Attributes:
+    base: report of the first side.
+    other: report of the second side.
+    ratio: the second side's tokens/s over the first's.
+  """
+
+  base: dict[str, Any]
+  other: dict[str, Any]
+  ratio: float
+
+
+def measure(
+  bench: run.Bench, count: int, say: Callable[[str], None]
+) -> list[Pair]:
+  """Runs A B A B ... for the first two variants of the bench's config."""
+  first, second = bench.config.variants()[:2]
+  measured = []
+  for number in range(count):
+    base, other = (bench.run(*variant) for variant in (first, second))
+    if [o.tokens for o in base.outputs] != [o.tokens for o in other.outputs]:
+      raise ValueError(
+        f'pair {number}: {first} and {second} gave different tokens; the '
+        'scheduling changed the answer, which is a fault of this program.'
+      )
+    speeds = base.report['tokens_per_s'], other.report['tokens_per_s']
+    measured.append(Pair(base.report, other.report, speeds[1] / speeds[0]))
+    say(
+      f'pair {number + 1}: {speeds[0]:.1f} and {speeds[1]:.1f} tokens/s, '
+      f'ratio {measured[-1].ratio:.3f}, s {base.report["gpu_busy"]:.2f}'
+    )
+  return measured
+
+
+def judge(measured: Sequence[Pair]) -> dict[str, Any]:
+  """Medians, the ratio with its lower 95 % bound, and the bar.
+
+  `share` is the device share of the first side's time as it was measured:
+  lockstep has one launch at a time, so its busy time is its device time.
+  """
+  ratios = sorted(pair.ratio for pair in measured)
+  share = _median(p.base['gpu_busy'] for p in measured)
+  ideal = 1 / max(share, 1 - share)
+  rank = _LOWER.get(len(ratios))
+  outcome: dict[str, Any] = {
+    'link': measured[0].base['link'],
+    'device': measured[0].base['device'],
+    'share_s': share,
+    'ratio': statistics.median(ratios),
+    'ratio_lower_95': ratios[rank - 1] if rank else None,
+    'bar': _BAR * ideal,
+    'ideal': ideal,
+    'met': statistics.median(ratios) >= _BAR * ideal,
+  }
+  for side in ('base', 'other'):
+    reports = [getattr(pair, side) for pair in measured]
+    outcome[side] = {
+      'tokens_per_s': _median(r['tokens_per_s'] for r in reports),
+      'gpu_busy': _median(r['gpu_busy'] for r in reports),
+      'link_busy': _median(r['link_busy'] for r in reports),
+      'mean_group': _median(r['mean_group'] for r in reports),
+      'loads': _median(r['loads'] for r in reports),
+      'host_us_a_launch': {
+        k: _median(r['host_us'][k] for r in reports)
+        for k in reports[0]['host_us']
+      },
+    }
+  return outcome
+
+
+def _median(values: Any) -> float:
+  return round(float(statistics.median(values)), 4)

@@ -1,0 +1,152 @@
+"""How an expert gets from pinned host memory into its slot."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+# Loads that one slot write takes; fewer are padded by repeating the last.
+BATCHES = (1, 2, 4, 8)
+
+
+class Moved(NamedTuple):
+  """A block that has arrived on the device and awaits its slot.
+
+  Attributes:
+    key: the expert.
+    slot: where it goes.
+    block: device array with the expert's shape, in the stored type.
+  """
+
+  key: int
+  slot: int
+  block: jax.Array
+
+
+class Transfer(Protocol):
+  """Moves blocks over the link, in order."""
+
+  def begin(self, key: int, slot: int) -> None:
+    """Starts to move an expert; returns at once."""
+
+  def arrived(self) -> list[Moved]:
+    """What has arrived since the last call, in order; never waits."""
+
+  def due(self) -> int | None:
+    """Nanoseconds at which the next may arrive: None unknown or none."""
+
+  def pending(self) -> int:
+    """Loads begun and not yet returned by `arrived`."""
+
+
+class DevicePut:
+  """`jax.device_put` from the pinned buffer: portable.
+
+  A CPU's device memory is host memory, and staging a block there would copy
+  it twice; so there the slot write itself is the copy.
+  """
+
+  def __init__(self, block: Callable[[int], jax.Array], device: jax.Device):
+    self._block = block
+    self._staged = device.platform != 'cpu'
+    self._sharding = jax.sharding.SingleDeviceSharding(device)
+    self._moving: deque[Moved] = deque()
+
+  def begin(self, key: int, slot: int) -> None:
+    """See `Transfer`."""
+    block = self._block(key)
+    if self._staged:
+      block = jax.device_put(block, self._sharding)
+    self._moving.append(Moved(key, slot, block))
+
+  def arrived(self) -> list[Moved]:
+    """See `Transfer`."""
+    out = []
+    while self._moving and is_ready(self._moving[0].block):
+      out.append(self._moving.popleft())
+    return out
+
+  def due(self) -> int | None:
+    """See `Transfer`."""
+    return None
+
+  def pending(self) -> int:
+    """See `Transfer`."""
+    return len(self._moving)
+
+
+class Throttled:
+  """Another transfer, made to take as long as on a slower link.
+
+  A load lands no earlier than its real landing, the landing before it plus
+  bytes / bandwidth, and its issue plus latency plus bytes / bandwidth.
+  """
+
+  def __init__(
+    self,
+    inner: Transfer,
+    clock: Callable[[], int],
+    block_bytes: int,
+    gb_per_s: float,
+    latency_us: float = 0.0,
+  ):
+    self._inner, self._clock = inner, clock
+    self._each = int(block_bytes / gb_per_s)
+    self._latency = int(latency_us * 1000)
+    self._dues: deque[int] = deque()
+    self._ready: deque[Moved] = deque()
+    self._last = 0
+
+  def begin(self, key: int, slot: int) -> None:
+    """See `Transfer`."""
+    now = self._clock()
+    self._last = max(self._last, now + self._latency) + self._each
+    self._dues.append(self._last)
+    self._inner.begin(key, slot)
+
+  def arrived(self) -> list[Moved]:
+    """See `Transfer`."""
+    self._ready.extend(self._inner.arrived())
+    now, out = self._clock(), []
+    while self._ready and self._dues[0] <= now:
+      self._dues.popleft()
+      out.append(self._ready.popleft())
+    return out
+
+  def due(self) -> int | None:
+    """See `Transfer`."""
+    return self._dues[0] if self._dues else None
+
+  def pending(self) -> int:
+    """See `Transfer`."""
+    return len(self._dues)
+
+
+def is_ready(array: Any) -> bool:
+  """Whether an array has its value; never waits."""
+  return bool(array.is_ready())  # The stubs of jax.Array do not know it.
+
+
+def write_slots(
+  pool: jax.Array, slots: jax.Array, blocks: list[jax.Array]
+) -> jax.Array:
+  """Puts blocks into slots of the pool, in the pool's type.
+
+  To be jitted with the pool donated. Equal slots must get equal blocks.
+  """
+  for i, block in enumerate(blocks):
+    here = jax.device_put(block, jax.memory.Space.Device)
+    pool = jax.lax.dynamic_update_index_in_dim(
+      pool, here.astype(pool.dtype), slots[i], 0
+    )
+  return pool
+
+
+def pool_bytes(slots: int, block: tuple[int, ...], dtype: jnp.dtype) -> int:
+  """Bytes of a pool of `slots` blocks."""
+  size = jnp.dtype(dtype).itemsize
+  for n in block:
+    size *= n
+  return slots * size

@@ -1,0 +1,223 @@
+"""The executor on a real device, with a model whose routing is known."""
+
+import functools
+import json
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from bevy_jax import config as config_lib
+from bevy_jax import device, engine, events, protocols
+from bevy_jax import request as request_lib
+from bevy_jax.layers import config as model_config
+from bevy_jax.layers import params as params_lib
+from bevy_jax.offload import host_store
+
+_GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
+_HAND = json.loads((_GOLDEN / 'hand_schedule.json').read_text('utf-8'))
+_BROKEN = 7  # The token whose embedding is not a number.
+_MODEL = model_config.tiny(
+  vocab_size=8,
+  num_layers=2,
+  model_dim=8,
+  num_heads=1,
+  num_kv_heads=1,
+  num_experts=4,
+  top_k=2,
+  expert_dim=4,
+  moe_layers=(True, True),
+  tied=False,
+)
+
+
+def _params() -> dict[str, Any]:
+  """Token t is one-hot, goes on unchanged, and is followed by t + 1."""
+
+  def zeros(shapes: Any) -> Any:
+    if isinstance(shapes, dict):
+      return {k: zeros(v) for k, v in shapes.items()}
+    if isinstance(shapes, list):
+      return [zeros(v) for v in shapes]
+    # Norms are the only vectors; all matrices are set below or stay 0.
+    return np.full(shapes, float(len(shapes) == 1), np.float32)
+
+  params: dict[str, Any] = zeros(params_lib.shapes(_MODEL))
+  params['embed'][:] = np.eye(8)
+  params['embed'][_BROKEN] = np.nan
+  params['head'][:] = np.roll(np.eye(8), 1, axis=1)
+  for layer, p in enumerate(params['layers']):
+    p['wv'][:] = np.eye(8)  # What a token puts into the cache is itself.
+    for token, chosen in enumerate(_HAND['routing']):
+      for expert in chosen[layer]:
+        p['router'][token, expert] = 1
+  as_jax: dict[str, Any] = {
+    'embed': jnp.asarray(params['embed']),
+    'head': jnp.asarray(params['head']),
+    'final_norm': jnp.asarray(params['final_norm']),
+    'layers': [
+      {k: jnp.asarray(v) for k, v in p.items()} for p in params['layers']
+    ],
+  }
+  return as_jax
+
+
+@functools.cache
+def _executor(slots: int) -> device.DeviceExecutor:
+  def fill(key: int, out: np.ndarray) -> None:
+    out[...] = 0
+    out[0, 0, 0] = key  # To tell experts apart; up and down remain 0.
+
+  store = host_store.HostStore.build(
+    8, _MODEL.expert_shape, np.dtype(np.float32), fill
+  )
+  config = config_lib.EngineConfig(cache=slots, requests=2, chunk=4)
+  return device.DeviceExecutor(_MODEL, _params(), store, config, 16)
+
+
+def _request(
+  number: int, prompt: list[int], new_tokens: int
+) -> request_lib.Request:
+  return request_lib.Request(
+    number=number, prompt=tuple(prompt), new_tokens=new_tokens
+  )
+
+
+def _run(
+  slots: int,
+  scheduler: str,
+  requests: list[request_lib.Request],
+  *,
+  rows: int = 2,
+  link_depth: int = 4,
+) -> list[events.Event]:
+  found = engine.Engine(
+    _MODEL,
+    _executor(slots),
+    config_lib.SCHEDULERS[scheduler],
+    config_lib.EVICTIONS['lru'],
+    rows=rows,
+    slots=slots,
+    link_depth=link_depth,
+  )
+  for request in requests:
+    found.submit(request)
+  for _ in range(5000):
+    if not found.busy:
+      break
+    found.step()
+    found.table.check_integrity()
+  while any(found.table.loading):  # The link is clear for the next one.
+    found.step()
+  return found.log
+
+
+def _texts(log: list[events.Event]) -> dict[int, list[int]]:
+  out: dict[int, list[int]] = {}
+  for event in log:
+    if isinstance(event, events.Finished):
+      out.setdefault(event.request, [])
+    if isinstance(event, events.Token):
+      out.setdefault(event.request, []).append(event.token)
+  return out
+
+
+def _reasons(log: list[events.Event]) -> dict[int, str]:
+  return {e.request: e.reason for e in log if isinstance(e, events.Finished)}
+
+
+def _schedule(log: list[events.Event]) -> list[list[Any]]:
+  out: list[list[Any]] = []
+  for event in log:
+    if isinstance(event, events.LoadIssued):
+      out.append(['load', event.key])
+    elif isinstance(event, events.Evicted):
+      out.append(['evict', event.key])
+    elif isinstance(event, events.LaunchBegun):
+      out.append([event.kind, list(event.requests), list(event.experts)])
+  return out
+
+
+class HandTest(parameterized.TestCase):
+  @parameterized.parameters(1, 2, 4)
+  def test_schedule_computed_by_hand(self, link_depth: int):
+    asked = [
+      _request(i, r['prompt'], r['new_tokens'])
+      for i, r in enumerate(_HAND['requests'])
+    ]
+    log = _run(_HAND['slots'], 'lockstep', asked, link_depth=link_depth)
+    self.assertEqual(_schedule(log), _HAND['schedule'])
+    texts = {i: r['text'] for i, r in enumerate(_HAND['requests'])}
+    self.assertEqual(_texts(log), texts)
+
+
+class ProgramsTest(parameterized.TestCase):
+  @parameterized.parameters('lockstep', 'runahead')
+  def test_nothing_is_compiled_after_the_warm_up(self, scheduler: str):
+    executor = _executor(3)
+    before = executor.compilations()
+    self.assertGreater(before, 10)
+    requests = [
+      _request(0, [0], 4),
+      _request(1, [1, 2, 3, 4, 0, 1], 2),  # longer than a chunk, in waves
+      _request(2, [2, 2], 3),
+      _request(3, [3], 1),
+    ]
+    log = _run(3, scheduler, requests)
+    self.assertEqual(
+      _texts(log), {0: [1, 2, 3, 4], 1: [2, 3], 2: [3, 4, 5], 3: [4]}
+    )
+    waves = [
+      e.kind for e in log if isinstance(e, events.LaunchBegun) and not e.finish
+    ]
+    self.assertIn('prefill', waves)
+    self.assertEqual(executor.compilations(), before)
+
+
+class SoundTest(parameterized.TestCase):
+  @parameterized.parameters('lockstep', 'runahead')
+  def test_a_broken_row_ends_alone(self, scheduler: str):
+    requests = [_request(0, [5], 4), _request(1, [0], 5), _request(2, [7], 3)]
+    log = _run(3, scheduler, requests)
+    # 5 is followed by 6, and 6 by the broken token.
+    self.assertEqual(_texts(log), {0: [6], 1: [1, 2, 3, 4, 5], 2: []})
+    self.assertEqual(_reasons(log), {0: 'error', 1: 'length', 2: 'error'})
+
+  def test_the_next_one_in_its_row_is_sound(self):
+    requests = [_request(0, [7, 7, 7, 7, 7, 7], 3), _request(1, [0, 1], 3)]
+    log = _run(3, 'lockstep', requests, rows=1)
+    self.assertEqual(_reasons(log), {0: 'error', 1: 'length'})
+    self.assertEqual(_texts(log), {0: [], 1: [2, 3, 4]})
+
+
+class LoadTest(absltest.TestCase):
+  def test_a_load_lands_in_its_slot(self):
+    executor = _executor(3)
+    for key, slot in ((5, 2), (6, 0), (7, 1)):
+      executor.load(key, slot)
+    landed = []
+    while len(landed) < 3:
+      executor.wait()
+      landed += executor.poll()
+    self.assertEqual([e.key for e in landed], [5, 6, 7])
+    self.assertIsInstance(landed[0], protocols.Landed)
+    self.assertEqual(
+      [executor.slot_bytes(s)[0, 0, 0] for s in range(3)], [6, 7, 5]
+    )
+    self.assertEqual(executor.poll(), [])
+    executor.close()
+    executor.close()
+
+  def test_what_cannot_fit_is_refused(self):
+    store = host_store.HostStore.build(
+      8, _MODEL.expert_shape, np.dtype(np.float32), lambda _, out: out.fill(0)
+    )
+    config = config_lib.EngineConfig(requests=2)
+    with self.assertRaisesRegex(ValueError, 'GiB'):
+      device.DeviceExecutor(_MODEL, _params(), store, config, 10**12)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,103 @@
+"""LLM on the demo model: the five-line use, streaming, stops, refusals."""
+
+import functools
+
+import pytest
+from absl.testing import absltest, parameterized
+
+from bevy_jax import LLM, SamplingParams
+from bevy_jax.layers import reference
+
+PROMPTS = ('The captain said', 'def read(path):\n    return', 'Once')
+
+
+@functools.cache
+def _llm() -> LLM:
+  return LLM.load('demo', cache=0.25, requests=2, context=64, strict=True)
+
+
+class LlmTest(parameterized.TestCase):
+  def test_generate_keeps_the_order_of_more_prompts_than_rows(self):
+    outs = list(_llm().generate(PROMPTS, new_tokens=6))
+    self.assertEqual([o.number for o in outs], [0, 1, 2])
+    for out in outs:
+      self.assertLen(out.tokens, 6)
+      self.assertEqual(out.reason, 'length')
+      self.assertEqual(out.text, _llm().text.decode(out.tokens))
+
+  @parameterized.parameters(0.0, 0.8)
+  def test_tokens_are_those_of_the_reference(self, temperature):
+    llm = _llm()
+    settings = SamplingParams(temperature=temperature, top_p=0.9, seed=5)
+    (out,) = llm.generate(PROMPTS[:1], 8, settings)
+    model = llm.model
+    blocks = [model.experts.block(k) for k in range(len(model.experts))]
+    shape = (len(model.config.moe_ids), model.config.num_experts)
+    experts = reference.stack(blocks, shape)
+    want = reference.generate(
+      model.config,
+      model.params,
+      experts,
+      llm.text.encode(PROMPTS[0]),
+      8,
+      temperature=temperature,
+      top_p=0.9,
+      seed=5,
+    )
+    self.assertEqual(list(out.tokens), want)
+
+  def test_same_seed_same_text_whatever_runs_beside_it(self):
+    settings = SamplingParams(temperature=1.0, seed=11)
+    (alone,) = _llm().generate(PROMPTS[:1], 8, settings)
+    beside = next(_llm().generate(PROMPTS, 8, settings))
+    self.assertEqual(alone.tokens, beside.tokens)
+    other = SamplingParams(temperature=1.0, seed=12)
+    (changed,) = _llm().generate(PROMPTS[:1], 8, other)
+    self.assertNotEqual(alone.tokens, changed.tokens)
+
+  def test_pieces_add_up_to_the_text(self):
+    texts = ['', '']
+    reasons = {}
+    for piece in _llm().stream(PROMPTS[:2], 8):
+      texts[piece.number] += piece.text
+      if piece.reason:
+        reasons[piece.number] = piece.reason
+    outs = list(_llm().generate(PROMPTS[:2], 8))
+    self.assertEqual(texts, [o.text for o in outs])
+    self.assertEqual(reasons, {0: 'length', 1: 'length'})
+
+  def test_stop_string_ends_a_request_and_is_cut(self):
+    (whole,) = _llm().generate(PROMPTS[:1], 8)
+    stop = whole.text[2:4]
+    (cut,) = _llm().generate(PROMPTS[:1], 8, stop=[stop])
+    self.assertEqual(cut.reason, 'stop')
+    self.assertEqual(cut.text, whole.text[: whole.text.index(stop)])
+    self.assertLess(len(cut.tokens), 8)
+
+  @parameterized.named_parameters(
+    ('nothing', [], 4, 'nothing to generate'),
+    ('one_text', 'hello', 4, 'list of texts'),
+    ('no_tokens', [[]], 4, 'at least 1'),
+    ('no_new', ['x'], 0, 'at least 1'),
+    ('too_long', ['x'], 1000, '64 positions'),
+    ('foreign_token', [[9999]], 4, 'the model knows 0 to'),
+  )
+  def test_refuses(self, prompts, new_tokens, message):
+    with pytest.raises(ValueError, match=message):
+      list(_llm().generate(prompts, new_tokens))
+
+  @parameterized.named_parameters(
+    ('cache', {'cache': 3}, 'at least 4 slots'),
+    ('option', {'cachee': 3}, "did you mean 'cache'"),
+    ('scheduler', {'scheduler': 'runahed'}, "did you mean 'runahead'"),
+    ('rows', {'requests': 0}, 'at least 1'),
+    ('context', {'context': 4096}, '1024 positions'),
+    ('memory', {'requests': 10**6, 'context': 1024}, 'GiB left'),
+  )
+  def test_refuses_at_construction(self, options, message):
+    with pytest.raises(ValueError, match=message):
+      LLM.load('demo', **options)
+
+
+if __name__ == '__main__':
+  absltest.main()

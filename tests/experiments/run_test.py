@@ -1,0 +1,97 @@
+"""The main job on the demo model, as its user runs it, and its parts."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import pytest
+from absl.testing import absltest, parameterized
+
+from bevy_jax import events
+from bevy_jax.experiments import configs
+
+
+def _launch(module: str, *flags: str) -> subprocess.CompletedProcess[str]:
+  return subprocess.run(
+    [sys.executable, '-m', f'bevy_jax.experiments.{module}', *flags],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+class DecodeTest(parameterized.TestCase):
+  def test_compares_and_writes_report_and_events(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    done = _launch(
+      'decode',
+      '--config=demo',
+      '--requests=2',
+      '--count=3',
+      '--new_tokens=6',
+      '--link=throttled:0.5',
+      '--cache=0.25',
+      '--compare=lockstep,runahead:lru',
+      f'--report={folder / "report.json"}',
+      f'--events={folder / "events.jsonl"}',
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn('runahead gave the same tokens as lockstep', done.stdout)
+    first = json.loads(done.stdout.splitlines()[0])
+    self.assertEqual(first['engine']['cache'], 0.25)
+    runs = json.loads((folder / 'report.json').read_text('utf-8'))['runs']
+    names = [r['config']['engine']['scheduler'] for r in runs]
+    self.assertEqual(names, ['lockstep', 'runahead'])
+    for number, run in enumerate(runs):
+      self.assertIn('throttled to 0.5 GB/s', run['note'])
+      self.assertEqual(run['new_tokens'], 18)
+      self.assertEqual(run['slots'], 64)
+      header, log = events.load(folder / f'events.jsonl.{number}')
+      self.assertEqual(header['version'], events.VERSION)
+      loads = sum(isinstance(e, events.LoadIssued) for e in log)
+      self.assertEqual(loads, run['total']['loads'] + run['prefill_loads'])
+
+  @parameterized.parameters(
+    ('--cache=2', 'at least 4 slots'),
+    ('--scheduler=lokstep', "did you mean 'lockstep'"),
+    ('--compare=runahead:lr', "did you mean 'lru'"),
+    ('--compare=runahead:lru:next_gate', 'prefetch'),
+    ('--prompts=nowhere.jsonl', 'does not exist'),
+    ('--config=dmo', "did you mean 'demo'"),
+    ('--link=throttled:fast', 'throttled:GB_PER_S'),
+    ('--link=balanced:2', 'between 0 and 1'),
+    ('--set=engine.chunk=x', 'expected a value of type int'),
+    ('--model=/no/such/model', 'no/such/model'),
+  )
+  def test_refuses_in_one_paragraph(self, flag, message):
+    done = _launch('decode', '--new_tokens=4', '--count=1', flag)
+    self.assertEqual(done.returncode, 1)
+    self.assertIn(message, done.stderr)
+    self.assertNotIn('Traceback', done.stderr)
+
+  def test_bench_measures_pairs(self):
+    done = _launch('bench', '--pairs=1', '--new_tokens=20')
+    self.assertEqual(done.returncode, 0, done.stderr)
+    for word in ('share_s', 'bar', 'ratio', 'host_us_a_launch'):
+      self.assertIn(word, done.stdout)
+
+
+class ConfigsTest(parameterized.TestCase):
+  def test_every_named_config_is_sound(self):
+    for name, make in configs.CONFIGS.items():
+      config = make()
+      self.assertNotEmpty(config.texts(), name)
+      self.assertNotEmpty(config.variants(), name)
+
+  def test_bad_prompts_name_the_line(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    path = folder / 'p.jsonl'
+    path.write_text('{"prompt": "a"}\n{"text": "b"}\n', encoding='utf-8')
+    with pytest.raises(ValueError, match='line 2'):
+      configs.Decode(prompts=str(path)).texts()
+
+
+if __name__ == '__main__':
+  absltest.main()

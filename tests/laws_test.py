@@ -1,0 +1,537 @@
+"""Laws that every scheduler and eviction obeys, on a scripted executor.
+
+`Fake` has no device: routing is a hash, and loads and launches take random
+times on an integer clock. It checks every promise made to an executor;
+`_Watch` checks what the engine decides. Each law was seen to fail with the
+code broken on purpose:
+
+  a launch misses no expert     Runahead._group without its readiness test
+  a launch carries somebody     Runahead.launch without its readiness test
+  an expert lands before use    begin_load setting `resident` at once
+  a slot being read is kept     `evictable` without `& ~self.reading`
+  slots are never exceeded      SlotTable made with one slot more
+  no deadlock                   Lockstep asking for one layer of all waiting
+  no starvation                 Runahead.wants most advanced first
+  only the unwanted give way    Loads._unwanted without `& ~mask`
+  nobody robs those before it   Loads._to_rob without the earlier wants
+  prefill spares decode         Engine._prefill_wave with room = slots
+  tokens in order               Engine._moved_on taking tokens[-1 - i]
+  equal runs, equal decisions   Lru.victim by the hash of a fresh object
+  the finished load nothing     Engine._finish keeping it in view.waiting
+  a row is given back           Engine._finish without `_rows[...] = None`
+  who joins joins the last one  Engine._seat with position 0
+  the identical share loads     Loads.issue without `& ~table.loading[layer]`
+"""
+
+import dataclasses
+import itertools
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+from absl.testing import absltest, parameterized
+
+from bevy_jax import config as config_lib
+from bevy_jax import engine, events, protocols, runahead
+from bevy_jax import request as request_lib
+from bevy_jax.layers import config as model_config
+from bevy_jax.offload import slot_table
+
+_VARIANTS = {
+  f'{name}_{eviction}': (scheduler, policy)
+  for (name, scheduler), (eviction, policy) in itertools.product(
+    [
+      *config_lib.SCHEDULERS.items(),
+      ('runahead_near', runahead.Runahead(max_lag=1)),
+      ('runahead_deep', runahead.Runahead(depth=5)),
+    ],
+    config_lib.EVICTIONS.items(),
+  )
+}
+_SEEDS = 60
+_Kind = TypeVar('_Kind', bound=events.Event)
+# Tokens, soundness and choices, as in `Ended`.
+_Answer = tuple[Sequence[int], Sequence[bool], Sequence[Sequence[int]]]
+
+
+@dataclasses.dataclass
+class _Token:
+  """One prompt or decode token on its way through the layers."""
+
+  who: int
+  position: int
+  layer: int
+  choices: tuple[int, ...]
+  done: set[int] = dataclasses.field(default_factory=set)
+
+
+class _Work(NamedTuple):
+  due: int
+  rows: tuple[int, ...]
+  slots: tuple[int, ...]
+  answer: protocols.Ended
+
+
+class Fake:
+  """An executor that scripts its answers and believes nothing.
+
+  Attributes:
+    chunk: see `Executor`.
+    content: key in each slot, -1 where none is, None while one is coming.
+  """
+
+  chunk = 4
+
+  def __init__(
+    self,
+    model: model_config.ModelConfig,
+    slots: int,
+    seed: int,
+    error: tuple[int, int, int] | None = None,
+  ):
+    self.content: list[int | None] = [-1] * slots
+    self._model, self._layers = model, len(model.moe_ids)
+    self._seed, self._error = seed, error
+    self._rows: dict[int, _Token] = {}
+    self._prompt: list[_Token | None] = []
+    self._loads: deque[tuple[int, int, int]] = deque()
+    self._works: deque[_Work] = deque()
+    self._now = self._link = self._device = 0
+    self._random = random.Random(seed)
+    self._paces = [self._random.choice((2, 20, 200)) for _ in range(2)]
+
+  @property
+  def busy(self) -> bool:
+    return bool(self._loads or self._works)
+
+  def now(self) -> int:
+    self._now += 1
+    return self._now
+
+  def load(self, key: int, slot: int) -> None:
+    assert 0 <= slot < len(self.content), f'slot {slot} does not exist'
+    assert self.content[slot] is not None, f'slot {slot} is being filled'
+    assert key not in self.content, f'key {key} lies there already'
+    for work in self._works:
+      assert slot not in work.slots, f'slot {slot} is being read'
+    self.content[slot] = None
+    took = self._random.randint(1, self._paces[0])
+    self._link = max(self._link, self._now) + took
+    self._loads.append((self._link, key, slot))
+
+  def launch(self, number: int, batch: protocols.Batch) -> None:
+    rows = (*batch.rows, *(entry.row for entry in batch.entries))
+    for work in self._works:
+      assert not set(rows) & set(work.rows), 'a row is in two launches'
+    assert len(set(rows)) == len(rows), 'a row is in a launch twice'
+    assert rows or batch.kind == 'prefill', 'a launch carries nobody'
+    if batch.kind == 'prefill':
+      answer = self._prefill(batch)
+    elif batch.kind == 'enter':
+      answer = self._enter(batch)
+    else:
+      answer = self._decode(batch)
+    took = self._random.randint(1, self._paces[1])
+    self._device = max(self._device, self._now) + took
+    ended = protocols.Ended(self._device, number, *answer)
+    distinct = tuple(batch.distinct)
+    self._works.append(_Work(self._device, rows, distinct, ended))
+
+  def poll(self) -> list[protocols.Landed | protocols.Ended]:
+    out: list[protocols.Landed | protocols.Ended] = []
+    while self._loads and self._loads[0][0] <= self._now:
+      time, key, slot = self._loads.popleft()
+      self.content[slot] = key
+      out.append(protocols.Landed(time, key))
+    while self._works and self._works[0].due <= self._now:
+      out.append(self._works.popleft().answer)
+    return out
+
+  def wait(self) -> None:
+    assert self.busy, 'a deadlock: nothing will ever happen'
+    dues = [self._loads[0][0]] if self._loads else []
+    dues += [self._works[0].due] if self._works else []
+    self._now = max(self._now, min(dues))
+
+  def close(self) -> None:
+    pass
+
+  def _enter(self, batch: protocols.Batch) -> _Answer:
+    for e in batch.entries:
+      self._rows[e.row] = self._arrived(e.sampling.seed, e.position, 0)
+    tokens = [self._rows[e.row] for e in batch.entries]
+    return self._answer([-1] * len(tokens), tokens)
+
+  def _decode(self, batch: protocols.Batch) -> _Answer:
+    for row, slots in zip(batch.rows, batch.slots, strict=True):
+      self._apply(self._rows[row], slots, batch)
+    if not batch.finish:
+      return (), (), ()
+    drawn = []
+    for row in batch.rows:
+      old = self._rows[row]
+      last = old.layer + 1 == self._layers
+      drawn.append(draw(old.who, old.position) if last else -1)
+      self._rows[row] = self._arrived(
+        old.who, old.position + last, 0 if last else old.layer + 1
+      )
+    return self._answer(drawn, [self._rows[row] for row in batch.rows])
+
+  def _prefill(self, batch: protocols.Batch) -> _Answer:
+    if batch.chunk is not None:
+      self._prompt = []
+      for start, ids in zip(
+        batch.chunk.starts, batch.chunk.tokens, strict=True
+      ):
+        assert len(ids) <= self.chunk, 'more tokens than a chunk has'
+        self._prompt += [
+          self._arrived(token, start + i, 0) for i, token in enumerate(ids)
+        ]
+        self._prompt += [None] * (self.chunk - len(ids))
+    else:
+      for token, slots in zip(self._prompt, batch.slots, strict=True):
+        if token is not None:
+          self._apply(token, slots, batch)
+      if not batch.finish:
+        return (), (), ()
+      self._prompt = [
+        t and self._arrived(t.who, t.position, t.layer + 1)
+        for t in self._prompt
+      ]
+    count = len(self._prompt)
+    nobody = (0,) * self._model.top_k
+    choices = [t.choices if t else nobody for t in self._prompt]
+    return [-1] * count, [True] * count, choices
+
+  def _apply(
+    self, token: _Token, slots: Sequence[int], batch: protocols.Batch
+  ) -> None:
+    assert token.layer == batch.layer, 'a row waits at another layer'
+    for expert, slot in zip(token.choices, slots, strict=True):
+      if slot >= 0:
+        key = batch.layer * self._model.num_experts + expert
+        assert self.content[slot] == key, f'slot {slot} does not hold {key}'
+        assert slot in batch.distinct, f'slot {slot} is not announced'
+        token.done.add(expert)
+    if batch.finish:
+      assert token.done == set(token.choices), 'a launch misses an expert'
+
+  def _answer(self, drawn: list[int], tokens: list[_Token]) -> _Answer:
+    sound = [self._error != (t.who, t.position, t.layer) for t in tokens]
+    return drawn, sound, [t.choices for t in tokens]
+
+  def _arrived(self, who: int, position: int, layer: int) -> _Token:
+    """Some experts are hot, and a text's neighbours often agree."""
+    c = self._model
+    rng = random.Random(f'{self._seed},{who},{position // 2},{layer}')
+    ids = range(c.num_experts)
+    heat = [1 / (1 + (e + 3 * layer) % c.num_experts) for e in ids]
+    chosen: dict[int, None] = {}
+    while len(chosen) < c.top_k:
+      chosen[rng.choices(ids, heat)[0]] = None
+    return _Token(who, position, layer, tuple(chosen))
+
+
+def draw(who: int, position: int) -> int:
+  """The token that a request draws at a position."""
+  return random.Random(f'{who},{position}').randrange(20)
+
+
+class _Watch:
+  """Looks over an engine's shoulder; raises where it breaks a law."""
+
+  def __init__(
+    self, found: engine.Engine, scheduler: protocols.Scheduler, bound: int
+  ):
+    self._engine, self._scheduler, self._bound = found, scheduler, bound
+    self._seen, self._queued = 0, 0
+    self._joined: dict[int, int] = {}
+    self._at: dict[int, int] = {}
+    self.active: dict[int, int] = {}
+    self.entering: set[int] = set()
+    self.finished: set[int] = set()
+    self._starving: dict[tuple[int, int], int] = {}
+    table = found.table
+    self._evict, self._begin = table.evict, table.begin_load
+    table.evict = self._on_evict  # type: ignore[method-assign]
+    table.begin_load = self._on_load  # type: ignore[method-assign]
+
+  def step(self, submitted: int, rows: int) -> None:
+    was_entering = bool(self.entering)
+    self._engine.step()
+    self._engine.table.check_integrity()
+    for event in self._engine.log[self._seen :]:
+      self._on_event(event)
+    self._seen = len(self._engine.log)
+    view = self._engine.view
+    if not was_entering and not self.entering:
+      free = rows - len(self.active)
+      queued = submitted - len(self.active) - len(self.finished)
+      assert not (free and queued), 'a row is free and somebody waits for it'
+    floor = min((p.position for p in view.waiting), default=0)
+    now = {
+      (p.request.number, p.position)
+      for p in view.waiting
+      if p.position == floor and view.floor == floor
+    }
+    self._starving = {k: self._starving.get(k, 0) for k in now}
+
+  def _on_event(self, event: events.Event) -> None:
+    if isinstance(event, events.Admitted):
+      assert event.row not in self.active.values(), 'a row is given out twice'
+      layers = len(self._engine.table.resident)
+      floor = min(self._at.values(), default=0)
+      joined = self._at[event.request] = floor // layers * layers
+      self._joined[event.request] = joined
+      self.active[event.request] = event.row
+      self.entering.add(event.request)
+    elif isinstance(event, events.Prefilled):
+      self.entering -= set(event.requests)
+    elif isinstance(event, events.Finished):
+      del self.active[event.request]
+      self._at.pop(event.request, None)
+      self.finished.add(event.request)
+    elif isinstance(event, events.Routed):
+      joined = self._joined.pop(event.request, event.position)
+      assert event.position == joined, 'who joins does not join the last one'
+      self._at[event.request] = event.position
+
+  def _wants(self) -> list[protocols.Want]:
+    wants = self._scheduler.wants(self._engine.view)
+    prefill = self._engine._prefill
+    if prefill is not None and prefill.layer >= 0:
+      wave = self._engine._prefill_wave(prefill)
+      wants.insert(0, protocols.Want(prefill.layer, wave))
+    return wants
+
+  def _on_load(self, key: int) -> int:
+    layer, expert = divmod(key, self._engine.table.experts)
+    over = {
+      e.request for e in self._engine.log if isinstance(e, events.Finished)
+    }
+    view, prefill = self._engine.view, self._engine._prefill
+    assert not over & {p.request.number for p in view.waiting}, 'a ghost waits'
+    needs = [(p.layer, p.need) for p in view.waiting]
+    if prefill is not None:
+      needs.append((prefill.layer, prefill.need))
+    else:
+      for who in self._starving:
+        self._starving[who] += 1
+        assert self._starving[who] <= self._bound, f'{who} starves'
+    wanted = [n for at, n in needs if at == layer and n >> expert & 1]
+    assert wanted, f'nobody who is still there needs key {key}'
+    return self._begin(key)
+
+  def _on_evict(self, key: int) -> tuple[int, bool]:
+    table, wants = self._engine.table, self._wants()
+    first: dict[int, int] = {}
+    serving = None
+    for rank, (layer, experts) in enumerate(wants):
+      away = experts & ~table.resident[layer] & ~table.loading[layer]
+      serving = rank if away and serving is None else serving
+      for expert in slot_table.bits(experts):
+        first.setdefault(layer * table.experts + expert, rank)
+    assert serving is not None, 'a slot is given up for nothing'
+    behind = len(wants)  # A key that nobody wants is behind all wants.
+    ranks = [
+      first.get(layer * table.experts + expert, behind)
+      for layer in range(len(table.resident))
+      for expert in slot_table.bits(table.evictable(layer))
+    ]
+    mine = first.get(key, behind)
+    assert mine == max(ranks), 'another one would have been missed less'
+    assert mine > serving, 'robbed for somebody behind'
+    if self._engine._prefill is not None:
+      self._spares_decode(key)
+    return self._evict(key)
+
+  def _spares_decode(self, key: int) -> None:
+    view, table = self._engine.view, self._engine.table
+    awaited = {
+      p.layer * table.experts + e
+      for p in view.waiting
+      for e in slot_table.bits(p.need)
+    }
+    prefill = self._engine._prefill
+    assert prefill is not None
+    busy = {
+      layer * table.experts + e
+      for layer in range(len(table.resident))
+      for e in slot_table.bits(table.loading[layer] | table.reading[layer])
+      if layer != prefill.layer or not prefill.need >> e & 1
+    }
+    room = view.slots - len(awaited | busy)
+    avoidable = room >= self._engine._model.top_k
+    assert not (key in awaited and avoidable), 'prefill robs those who decode'
+
+
+class _World(NamedTuple):
+  """A random machine, model and list of requests."""
+
+  model: model_config.ModelConfig
+  rows: int
+  slots: int
+  link_depth: int
+  requests: list[request_lib.Request]
+  arrivals: list[int]
+  error: tuple[int, int, int] | None
+  seed: int
+
+
+def _world(seed: int) -> _World:
+  rng = random.Random(seed)
+  layers, experts = rng.randint(1, 4), rng.randint(4, 12)
+  top_k = rng.randint(1, 4)
+  trailing = rng.random() < 0.3
+  model = model_config.tiny(
+    num_layers=layers + trailing,
+    num_experts=experts,
+    top_k=top_k,
+    moe_layers=(True,) * layers + (False,) * trailing,
+    dense_dim=8,
+  )
+  pairs = layers * experts
+  few = rng.randint(top_k, 2 * experts)
+  slots = rng.choice((top_k, 2 * top_k - 1, few, few, few, pairs))
+  count = rng.randint(1, 12)
+  requests = [
+    request_lib.Request(
+      number=i,
+      prompt=tuple(rng.randrange(20) for _ in range(rng.choice((1, 2, 5, 13)))),
+      new_tokens=rng.randint(1, 6),
+      sampling=request_lib.SamplingParams(seed=rng.randrange(6)),
+      eos_ids=(0, 1),
+    )
+    for i in range(count)
+  ]
+  who = rng.choice(requests)
+  at = len(who.prompt) - 1 + rng.randint(0, 2)
+  error = (who.sampling.seed, at, rng.randrange(layers))
+  return _World(
+    model,
+    rng.randint(1, 8),
+    min(slots, pairs),
+    rng.randint(1, 8),
+    requests,
+    sorted(rng.choice((0, rng.randrange(150))) for _ in range(count)),
+    error if rng.random() < 0.3 else None,
+    seed,
+  )
+
+
+def _run(variant: str, world: _World) -> list[events.Event]:
+  """Runs a world under watch, past the landing of the last load."""
+  scheduler, eviction = _VARIANTS[variant]
+  fake = Fake(world.model, world.slots, world.seed, world.error)
+  found = engine.Engine(
+    world.model,
+    fake,
+    scheduler,
+    eviction,
+    rows=world.rows,
+    slots=world.slots,
+    link_depth=world.link_depth,
+  )
+  bound = world.rows * world.model.top_k + 2 * world.link_depth
+  watch = _Watch(found, scheduler, bound)
+  submitted = 0
+  for step in itertools.count():
+    assert step < 20_000, 'no end in sight'
+    idle = not found.busy and not fake.busy
+    while submitted < len(world.requests) and (
+      idle or world.arrivals[submitted] <= step
+    ):
+      found.submit(world.requests[submitted])
+      submitted, idle = submitted + 1, False
+    if idle:
+      return found.log
+    if not found.busy:
+      fake.wait()
+    watch.step(submitted, world.rows)
+  raise AssertionError
+
+
+def _of(log: list[events.Event], kind: type[_Kind]) -> list[_Kind]:
+  return [event for event in log if isinstance(event, kind)]
+
+
+def _text(world: _World, request: request_lib.Request) -> list[int]:
+  """What a request says, whatever runs beside it."""
+  out: list[int] = []
+  who, position = request.sampling.seed, len(request.prompt) - 1
+  spoilt = {(who, position, layer) for layer in range(len(world.model.moe_ids))}
+  while world.error not in spoilt:
+    position += 1
+    # A token whose own first router fails comes in that router's answer.
+    spoilt = {(who, position, 0)}
+    if world.error in spoilt:
+      break
+    out.append(draw(who, position - 1))
+    if out[-1] in request.eos_ids or len(out) == request.new_tokens:
+      break
+    spoilt = {(who, position, i) for i in range(len(world.model.moe_ids))}
+  return out
+
+
+class LawsTest(parameterized.TestCase):
+  @parameterized.parameters(*_VARIANTS)
+  def test_laws(self, variant: str):
+    for seed in range(_SEEDS):
+      world = _world(seed)
+      with self.subTest(seed=seed):
+        log = _run(variant, world)
+        self._check_texts(world, log)
+        self._check_pairs(log)
+
+  def _check_texts(self, world: _World, log: list[events.Event]) -> None:
+    tokens = _of(log, events.Token)
+    ends = _of(log, events.Finished)
+    self.assertEqual(len(ends), len(world.requests))
+    for request in world.requests:
+      mine = [t for t in tokens if t.request == request.number]
+      self.assertEqual([t.index for t in mine], list(range(len(mine))))
+      text = _text(world, request)
+      self.assertIn([t.token for t in mine], (text, text[: request.new_tokens]))
+
+  def _check_pairs(self, log: list[events.Event]) -> None:
+    issued, landed = (
+      [(e.key, e.slot) for e in _of(log, kind)]
+      for kind in (events.LoadIssued, events.LoadLanded)
+    )
+    self.assertEqual(issued, landed)
+    begun, ended = (
+      [e.launch for e in _of(log, kind)]
+      for kind in (events.LaunchBegun, events.LaunchEnded)
+    )
+    self.assertEqual(begun, ended)
+    self.assertEqual(begun, list(range(len(begun))))
+
+  @parameterized.parameters(*_VARIANTS)
+  def test_equal_runs_make_equal_decisions(self, variant: str):
+    for seed in range(100, 104):
+      self.assertEqual(_run(variant, _world(seed)), _run(variant, _world(seed)))
+
+  @parameterized.parameters(*_VARIANTS)
+  def test_the_identical_share_their_loads(self, variant: str):
+    model = model_config.tiny()
+    loads = []
+    for count in (1, 6):
+      requests = [
+        request_lib.Request(number=i, prompt=(3, 4, 5, 6, 7, 8), new_tokens=12)
+        for i in range(count)
+      ]
+      world = _World(model, 6, 12, 3, requests, [0] * count, None, 0)
+      log = _run(variant, world)
+      texts = {
+        tuple(t.token for t in _of(log, events.Token) if t.request == i)
+        for i in range(count)
+      }
+      self.assertLen(texts, 1)
+      loads.append(len(_of(log, events.LoadIssued)))
+    self.assertGreater(loads[0], 12)
+    self.assertLessEqual(loads[1], 1.05 * loads[0])
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,35 @@
+"""Root-mean-square normalisation."""
+
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+
+from bevy_jax.layers import norm
+
+
+class NormTest(absltest.TestCase):
+  def test_by_hand(self):
+    x = jnp.array([[3.0, 4.0], [0.0, 0.0]])
+    weight = jnp.array([1.0, 2.0])
+    root = np.sqrt(12.5)
+    got = norm.rms_norm(x, weight, 0.0)
+    np.testing.assert_allclose(got[0], [3 / root, 8 / root], rtol=1e-6)
+    got = norm.rms_norm(x, weight, 1e-6)
+    np.testing.assert_array_equal(got[1], [0, 0])
+
+  def test_epsilon_counts(self):
+    got = norm.rms_norm(jnp.array([1e-3]), jnp.ones(1), 1e-6)
+    np.testing.assert_allclose(got, [np.sqrt(0.5)], rtol=1e-5)
+
+  def test_the_mean_is_float32(self):
+    """256 + 1 is 256 in bfloat16, so a bfloat16 sum would lose the ones."""
+    x = np.ones(1024, np.float32)
+    x[0] = 16
+    got = norm.rms_norm(jnp.asarray(x, jnp.bfloat16), jnp.ones(1024), 0.0)
+    self.assertEqual(got.dtype, jnp.bfloat16)
+    wanted = 1 / np.sqrt((256 + 1023) / 1024)
+    np.testing.assert_allclose(float(got[1]), wanted, rtol=4e-3)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,133 @@
+"""One owner of residency: states, holds, and the sum over everything."""
+
+import random
+
+from absl.testing import absltest
+
+from bevy_jax.offload import slot_table
+
+
+class BitsTest(absltest.TestCase):
+  def test_ascending(self):
+    self.assertEqual(list(slot_table.bits(0b101001)), [0, 3, 5])
+    self.assertEqual(list(slot_table.bits(0)), [])
+    self.assertEqual(list(slot_table.bits(1 << 200)), [200])
+
+
+class SlotTableTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.table = slot_table.SlotTable(layers=2, experts=4, slots=3)
+
+  def _load(self, key: int) -> int:
+    slot = self.table.begin_load(key)
+    self.assertEqual(self.table.finish_load(key), slot)
+    return slot
+
+  def test_a_load_is_seen_only_once_it_has_landed(self):
+    slot = self.table.begin_load(6)
+    self.assertEqual(self.table.slot_of[6], slot)
+    self.assertEqual(self.table.key_of[slot], 6)
+    self.assertEqual(
+      (self.table.resident, self.table.loading), ([0, 0], [0, 4])
+    )
+    self.assertFalse(self.table.can_evict(6))
+    self.table.finish_load(6)
+    self.assertEqual(
+      (self.table.resident, self.table.loading), ([0, 4], [0, 0])
+    )
+    self.assertTrue(self.table.can_evict(6))
+    self.assertEqual(self.table.free, 2)
+    self.table.check_integrity()
+
+  def test_slots_are_unique_and_no_more_than_there_are(self):
+    slots = [self._load(key) for key in (0, 5, 7)]
+    self.assertCountEqual(slots, [0, 1, 2])
+    with self.assertRaises(IndexError):
+      self.table.begin_load(1)
+
+  def test_evict_says_whether_anybody_read_it(self):
+    slots = [self._load(key) for key in (0, 1)]
+    self.assertEqual(self.table.hold(0, 0b10), [slots[1]])
+    self.table.release(0, 0b10)
+    self.assertEqual(self.table.evict(0), (slots[0], False))
+    self.assertEqual(self.table.evict(1), (slots[1], True))
+    # The next owner of the slot starts unread.
+    again = self._load(5)
+    self.assertEqual(self.table.evict(5), (again, False))
+
+  def test_what_is_read_may_not_be_evicted(self):
+    for key in (0, 1, 2):
+      self._load(key)
+    self.table.hold(0, 0b011)
+    self.table.hold(0, 0b110)
+    self.assertEqual(self.table.evictable(0), 0)
+    self.table.release(0, 0b011)
+    self.assertEqual(self.table.evictable(0), 0b001)
+    with self.assertRaisesRegex(AssertionError, 'key 1 may not'):
+      self.table.evict(1)
+    self.table.release(0, 0b110)
+    self.assertEqual(self.table.evictable(0), 0b111)
+
+  def test_equal_holds_are_counted(self):
+    self._load(0)
+    self.table.hold(0, 1)
+    self.table.hold(0, 1)
+    self.table.release(0, 1)
+    self.assertFalse(self.table.can_evict(0))
+    self.table.release(0, 1)
+    self.assertTrue(self.table.can_evict(0))
+
+  def test_a_launch_that_misses_an_expert_is_refused(self):
+    self.table.begin_load(0)
+    with self.assertRaisesRegex(AssertionError, 'misses an expert'):
+      self.table.hold(0, 1)
+
+  def test_an_expert_is_copied_once(self):
+    self.table.begin_load(0)
+    with self.assertRaisesRegex(AssertionError, 'already has a slot'):
+      self.table.begin_load(0)
+
+  def test_random_walk_keeps_its_sums(self):
+    rng = random.Random(0)
+    table = slot_table.SlotTable(layers=3, experts=5, slots=6)
+    loading: list[int] = []
+    held: list[tuple[int, int]] = []
+    for _ in range(3000):
+      key = rng.randrange(15)
+      layer, expert = divmod(key, 5)
+      if table.slot_of[key] < 0 and table.free:
+        table.begin_load(key)
+        loading.append(key)
+      elif loading and rng.random() < 0.4:
+        table.finish_load(loading.pop(0))
+      elif table.can_evict(key):
+        if rng.random() < 0.5:
+          table.evict(key)
+        else:
+          table.hold(layer, 1 << expert)
+          held.append((layer, 1 << expert))
+      elif held:
+        table.release(*held.pop(rng.randrange(len(held))))
+      table.check_integrity()
+
+  def test_the_check_finds_what_does_not_agree(self):
+    for name, index, value in (
+      ('slot_of', 0, -1),
+      ('slot_of', 1, 0),
+      ('key_of', 2, 3),
+      ('resident', 0, 0b11),
+      ('loading', 0, 0b1),
+      ('reading', 1, 0b1),
+    ):
+      table = slot_table.SlotTable(layers=2, experts=4, slots=3)
+      table.begin_load(0)
+      table.finish_load(0)
+      table.check_integrity()
+      getattr(table, name)[index] = value
+      with self.subTest(name), self.assertRaises(AssertionError):
+        table.check_integrity()
+
+
+if __name__ == '__main__':
+  absltest.main()
