@@ -33,7 +33,9 @@ class EngineConfig:
     chunk: prompt tokens a row that one prefill launch takes.
     dtype: 'float32' or 'bfloat16'; 'auto' is float32 on a CPU, where
       bfloat16 is many times slower, and the checkpoint's type elsewhere.
-    strict: one row bucket, float32: bitwise equal under every scheduler.
+    strict: one row bucket, and float32 where dtype is 'auto': bitwise equal
+      under every scheduler. Without it a group of another size may be
+      multiplied in another order.
     warmup: decode tokens a request before the measured window opens.
   """
 
@@ -66,10 +68,6 @@ class EngineConfig:
         raise ValueError(f'{name} is {value!r}; it must be an integer.')
       if value < least:
         raise ValueError(f'{name} is {value}; it must be at least {least}.')
-    if self.strict and self.dtype == 'bfloat16':
-      raise ValueError(
-        "strict needs float32, but dtype is 'bfloat16'; leave dtype at 'auto'."
-      )
     if isinstance(self.cache, bool) or not isinstance(self.cache, int | float):
       raise ValueError(
         f'cache is {self.cache!r}; give a fraction such as 0.5 or a number of '
@@ -87,7 +85,8 @@ def choose(what: str, name: str, known: object) -> None:
   names = list(known)  # type: ignore[call-overload]
   if name in names:
     return
-  near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
+  near = [n for n in names if name and n.startswith(str(name))]
+  near += difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
   hint = f'; did you mean {near[0]!r}?' if near else '.'
   raise ValueError(f'{what} {name!r} is not known{hint} Known: {names}.')
 
@@ -128,11 +127,10 @@ def slots(config: EngineConfig, model: model_config.ModelConfig) -> int:
 
 def param_dtype(config: EngineConfig) -> str | None:
   """Type of the weights on the device; None for the checkpoint's own."""
-  if config.strict:
-    return 'float32'
   if config.dtype != 'auto':
     return config.dtype
-  return 'float32' if jax.default_backend() == 'cpu' else None
+  exact = config.strict or jax.default_backend() == 'cpu'
+  return 'float32' if exact else None
 
 
 def device_bytes(device: jax.Device) -> int:

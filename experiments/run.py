@@ -21,6 +21,10 @@ from bevy_jax import request as request_lib
 from bevy_jax.experiments import configs, display
 
 _BALANCE_TOKENS = 24  # Decoded to see how fast this machine computes.
+_ROUNDED = (
+  'other tokens (groups of other sizes round differently in this type; '
+  '--set=engine.strict=true makes them equal) than'
+)
 _ROUND = 64  # The context is rounded up to this.
 
 
@@ -209,7 +213,7 @@ def _texts(
   console.rule()
   for run in runs[1:]:
     same = [o.tokens for o in run.outputs] == [o.tokens for o in first]
-    say = 'the same tokens as' if same else 'OTHER TOKENS THAN'
+    say = 'the same tokens as' if same else _ROUNDED
     names = [r.report['config']['engine']['scheduler'] for r in (run, runs[0])]
     console.print(f'{names[0]} gave {say} {names[1]}.')
 
