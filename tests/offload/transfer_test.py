@@ -19,8 +19,7 @@ def _store(count: int) -> host_store.HostStore:
 
 
 def _device_put(store: host_store.HostStore) -> transfer.DevicePut:
-  home = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  return transfer.DevicePut(store.block, home)
+  return transfer.DevicePut(store.block, jax.devices()[0])
 
 
 def _drain(link: transfer.Transfer, count: int) -> list[transfer.Moved]:

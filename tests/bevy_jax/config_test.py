@@ -1,0 +1,68 @@
+"""Nonsense is refused at construction, with a fix."""
+
+import jax
+from absl.testing import absltest, parameterized
+
+from bevy_jax import config
+from bevy_jax.layers import config as model_config
+
+
+class ConfigTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ({'scheduler': 'runahed'}, "did you mean 'runahead'"),
+    ({'scheduler': 'xyzzy'}, 'Known:.*lockstep'),
+    ({'eviction': 'lfu'}, "did you mean 'lfu_decayed'"),
+    ({'dtype': 'float16'}, "did you mean '"),
+    ({'requests': 0}, 'requests is 0; it must be at least 1'),
+    ({'requests': 2.5}, 'must be an integer'),
+    ({'requests': True}, 'must be an integer'),
+    ({'link_depth': 0}, 'at least 1'),
+    ({'chunk': 0}, 'at least 1'),
+    ({'warmup': -1}, 'at least 0'),
+    ({'cache': 0.0}, r'must lie in \(0, 1\]'),
+    ({'cache': 1.5}, 'whole number for slots'),
+    ({'cache': '50%'}, 'give a fraction'),
+    ({'link': 'device_put:3'}, 'takes no numbers'),
+    ({'link': 'throttled'}, 'throttled:GB_PER_S'),
+    ({'link': 'throttled:0'}, 'throttled:GB_PER_S'),
+    ({'link': 'throttled:1:-2'}, 'throttled:GB_PER_S'),
+    ({'link': 'throttled:fast'}, 'throttled:GB_PER_S'),
+    ({'link': 'throtled:3'}, "did you mean 'throttled'"),
+  )
+  def test_refused(self, changes: dict[str, object], said: str):
+    with self.assertRaisesRegex(ValueError, said):
+      config.EngineConfig(**changes)
+
+  def test_links(self):
+    self.assertEqual(config.parse_link('device_put'), ('device_put', 0.0, 0.0))
+    self.assertEqual(
+      config.parse_link('throttled:12.5'), ('throttled', 12.5, 0)
+    )
+    self.assertEqual(config.parse_link('throttled:1:8'), ('throttled', 1, 8))
+
+  @parameterized.parameters(
+    (0.5, 16), (1.0, 32), (0.07, 2), (0.99, 31), (2, 2), (7, 7), (500, 32)
+  )
+  def test_slots(self, cache: float | int, wanted: int):
+    made = config.EngineConfig(cache=cache)
+    self.assertEqual(config.slots(made, model_config.tiny()), wanted)
+
+  @parameterized.parameters(1, 0.06, 0, -3)
+  def test_too_few_slots(self, cache: float | int):
+    made = config.EngineConfig(cache=cache)
+    with self.assertRaisesRegex(ValueError, 'at least 2 slots'):
+      config.slots(made, model_config.tiny())
+
+  def test_slots_count_layers_with_experts_only(self):
+    model = model_config.tiny(moe_layers=(True, False, True, False))
+    self.assertEqual(config.slots(config.EngineConfig(cache=1.0), model), 16)
+
+  def test_more_bytes_than_memory(self):
+    with self.assertRaisesRegex(ValueError, 'GiB'):
+      config.check_memory(
+        config.EngineConfig(), 2**60, 0, jax.local_devices()[0]
+      )
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,92 @@
+"""The halves of a layer: chunks and steps agree, the shared expert's gate."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from bevy_jax.layers import block, kv_cache
+from bevy_jax.layers import config as config_lib
+from bevy_jax.layers import params as params_lib
+
+
+def _layer(config: config_lib.ModelConfig, layer: int = 0) -> dict:
+  return params_lib.init(config, jax.random.key(0))['layers'][layer]
+
+
+class AttendTest(parameterized.TestCase):
+  @parameterized.parameters(0, 3)
+  def test_a_chunk_is_its_tokens_one_by_one(self, window: int):
+    config = config_lib.tiny()
+    p, x = _layer(config), jax.random.normal(jax.random.key(1), (2, 6, 32))
+    rows = jnp.array([1, 0])
+    positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
+    empty = kv_cache.init(config, 2, 8, jnp.float32)[0]
+    whole, _ = block.attend(config, p, empty, window, x, rows, positions)
+    cache = empty
+    for t in range(6):
+      some = slice(t, t + 1)
+      out, cache = block.attend(
+        config, p, cache, window, x[:, some], rows, positions[:, some]
+      )
+      np.testing.assert_allclose(out, whole[:, some], rtol=1e-4, atol=1e-5)
+
+
+class FinishTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.x = jax.random.normal(jax.random.key(1), (3, 32))
+    self.weights = jnp.full((3, 2), 0.5)
+    self.y = jax.random.normal(jax.random.key(2), (3, 2, 32))
+
+  def _finish(self, gate: float, **changes: object) -> jax.Array:
+    config = config_lib.tiny(**changes)
+    p = _layer(config)
+    if config.shared_gate:
+      # h @ gate is then `gate` times a positive number in every row.
+      p['mlp_norm'] = jnp.ones(32)
+      p['shared_gate'] = gate * jnp.ones((32, 1))
+    x = jnp.abs(self.x)
+    return block.finish_experts(config, p, x, self.weights, self.y) - x
+
+  def test_without_a_shared_expert(self):
+    np.testing.assert_allclose(
+      self._finish(0), self.y.mean(1), rtol=1e-4, atol=1e-5
+    )
+
+  def test_the_gate_of_the_shared_expert_is_used(self):
+    with_gate = {'shared_dim': 20, 'shared_gate': True}
+    routed = self.y.mean(1)
+    shut = self._finish(-10, **with_gate)
+    np.testing.assert_allclose(shut, routed, atol=1e-4)
+    wide = self._finish(10, **with_gate) - routed
+    half = self._finish(0, **with_gate) - routed
+    self.assertGreater(np.abs(wide).max(), 0.1)
+    np.testing.assert_allclose(wide, 2 * half, rtol=1e-3, atol=1e-4)
+
+  def test_without_a_gate_it_counts_in_full(self):
+    with_gate = self._finish(10, shared_dim=20, shared_gate=True)
+    config = config_lib.tiny(shared_dim=20)
+    p = _layer(config_lib.tiny(shared_dim=20, shared_gate=True))
+    p['mlp_norm'] = jnp.ones(32)
+    x = jnp.abs(self.x)
+    got = block.finish_experts(config, p, x, self.weights, self.y) - x
+    np.testing.assert_allclose(got, with_gate, rtol=1e-3, atol=1e-4)
+
+
+class DenseTest(absltest.TestCase):
+  def test_against_numpy(self):
+    config = config_lib.tiny(moe_layers=(False, True, True, True), dense_dim=24)
+    p = _layer(config)
+    x = jax.random.normal(jax.random.key(1), (3, 32))
+    got = block.dense(config, p, x)
+    h = np.asarray(x, np.float64)
+    h = h / np.sqrt((h * h).mean(-1, keepdims=True) + config.norm_eps)
+    h = h * np.asarray(p['mlp_norm'])
+    gate, up = h @ np.asarray(p['dense_in'])
+    wanted = x + (gate / (1 + np.exp(-gate)) * up) @ np.asarray(p['dense_out'])
+    np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4)
+
+
+if __name__ == '__main__':
+  absltest.main()
