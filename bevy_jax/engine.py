@@ -71,6 +71,8 @@ class Engine:
     self._loads = loads_lib.Loads(
       self.table, executor, eviction, link_depth, self.log.append
     )
+    # Where the last layer has experts, nothing behind them reads a prompt.
+    self._prefilled = layers - model.moe_layers[-1]
     self._rows: list[request_lib.Progress | None] = [None] * rows
     self._queue: deque[tuple[request_lib.Request, int]] = deque()
     self._prefill: prefill_lib.Prefill | None = None
@@ -176,7 +178,7 @@ class Engine:
       prefill.need &= ~flight.experts
       return
     layer = flight.layer + 1
-    if layer >= self._layers:
+    if layer >= self._prefilled:
       prefill.finish_chunk()
       return
     uses = prefill.arrive(layer, ended.choices)
@@ -192,8 +194,6 @@ class Engine:
     )
     for expert in sorted(uses):
       self._loads.uses.touch(layer * self._model.num_experts + expert)
-    if self._model.moe_ids[layer] == self._model.num_layers - 1:
-      prefill.finish_chunk()
 
   def _enter(self, prefill: prefill_lib.Prefill) -> None:
     """The last prompt tokens enter their rows; decoding goes on."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from bevy_jax import config as config_lib
 
-DEMO_PROMPTS = pathlib.Path(__file__).parent / 'demo_prompts.jsonl'
+_DEMO_PROMPTS = pathlib.Path(__file__).parent / 'demo_prompts.jsonl'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Decode:
     model: 'demo', a Hugging Face directory or a converted one.
     engine: how the engine runs; `engine.link` is ignored where `balance`
       is above 0.
-    prompts: a JSON lines file with `prompt` in each line.
+    prompts: a JSON lines file with `prompt` in each line, or 'demo'.
     count: how many of the prompts; 0 for all.
     new_tokens: tokens that each request generates at most.
     temperature: 0 is greedy.
@@ -35,7 +35,7 @@ class Decode:
   engine: config_lib.EngineConfig = dataclasses.field(
     default_factory=config_lib.EngineConfig
   )
-  prompts: str = str(DEMO_PROMPTS)
+  prompts: str = 'demo'
   count: int = 0
   new_tokens: int = 64
   temperature: float = 0.0
@@ -60,7 +60,8 @@ class Decode:
 
   def texts(self) -> list[str]:
     """The prompts; ValueError names file and line."""
-    path = pathlib.Path(self.prompts)
+    named = self.prompts != 'demo'
+    path = pathlib.Path(self.prompts) if named else _DEMO_PROMPTS
     if not path.is_file():
       raise ValueError(
         f'prompts file {self.prompts} does not exist; give a JSON lines file '

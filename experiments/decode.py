@@ -40,7 +40,7 @@ def build_config() -> configs.Decode:
   base = configs.CONFIGS[CONFIG.value]()
   link, balance = LINK.value, None if LINK.value is None else 0.0
   if link is not None and link.startswith('balanced'):
-    link, balance = None, configs.share(link)
+    balance, link = configs.share(link), None
   cache = None if CACHE.value is None else overrides.parse(CACHE.value)
   engine = {
     'scheduler': SCHEDULER.value,

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import json
+import pathlib
 import platform
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from bevy_jax import events, loading
 from bevy_jax import llm as llm_lib
 from bevy_jax import report as report_lib
 from bevy_jax import request as request_lib
+from bevy_jax import text as text_lib
 from bevy_jax.experiments import configs, display
 
 _BALANCE_TOKENS = 24  # Decoded to see how fast this machine computes.
@@ -152,7 +154,7 @@ class Bench:
     config = dataclasses.asdict(dataclasses.replace(self.config, engine=engine))
     device = jax.devices()[0]
     return report_lib.Facts(
-      config=config | {'command': ' '.join(sys.argv)},
+      config=config | {'command': command()},
       versions=versions(),
       device=f'{device.platform}: {device.device_kind}, {_host()}',
       link=llm.config.link,
@@ -166,6 +168,12 @@ class Bench:
       eviction=config_lib.EVICTIONS[eviction],
       warmup=engine.warmup,
     )
+
+
+def command() -> str:
+  """The command line that started this process, without its paths."""
+  program = pathlib.Path(sys.argv[0]).stem
+  return ' '.join(['python -m bevy_jax.experiments.' + program, *sys.argv[1:]])
 
 
 def versions() -> dict[str, str]:
@@ -224,7 +232,7 @@ def _context(
   """Positions that the longest request needs, rounded up."""
   if config.engine.context:
     return config.engine.context
-  tokenizer = llm_lib.text_lib.Text(model.directory)
+  tokenizer = text_lib.Text(model.directory)
   longest = max((len(tokenizer.encode(t)) for t in texts), default=0)
   need = -(-(longest + config.new_tokens) // _ROUND) * _ROUND
   return min(need, model.config.context)

@@ -81,7 +81,9 @@ class Throttled:
   """Another transfer, made to take as long as on a slower link.
 
   A load lands no earlier than its real landing, the landing before it plus
-  bytes / bandwidth, and its issue plus latency plus bytes / bandwidth.
+  bytes / bandwidth, and its issue plus latency plus bytes / bandwidth. A real
+  landing counts from when it is seen, and only where the load was seen to be
+  late: looking seldom does not make the link slower.
   """
 
   def __init__(
@@ -95,33 +97,39 @@ class Throttled:
     self._inner, self._clock = inner, clock
     self._each = int(block_bytes / gb_per_s)
     self._latency = int(latency_us * 1000)
-    self._dues: deque[int] = deque()
+    self._starts: deque[int] = deque()
     self._ready: deque[Moved] = deque()
     self._last = 0
+    self._late = False
 
   def begin(self, key: int, slot: int) -> None:
     """See `Transfer`."""
-    now = self._clock()
-    self._last = max(self._last, now + self._latency) + self._each
-    self._dues.append(self._last)
+    self._starts.append(self._clock() + self._latency)
     self._inner.begin(key, slot)
 
   def arrived(self) -> list[Moved]:
     """See `Transfer`."""
     self._ready.extend(self._inner.arrived())
     now, out = self._clock(), []
-    while self._ready and self._dues[0] <= now:
-      self._dues.popleft()
+    while (due := self.due()) is not None and due <= now:
+      if not self._ready:
+        self._late = True
+        break
+      self._last = now if self._late else due
+      self._late = False
+      self._starts.popleft()
       out.append(self._ready.popleft())
     return out
 
   def due(self) -> int | None:
     """See `Transfer`."""
-    return self._dues[0] if self._dues else None
+    if not self._starts:
+      return None
+    return max(self._last, self._starts[0]) + self._each
 
   def pending(self) -> int:
     """See `Transfer`."""
-    return len(self._dues)
+    return len(self._starts)
 
 
 def is_ready(array: Any) -> bool:

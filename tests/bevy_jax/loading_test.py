@@ -286,6 +286,9 @@ class PeakTest(parameterized.TestCase):
     status = pathlib.Path('/proc/self/status')
     if not (status.is_file() and 'VmHWM' in status.read_text()):
       self.skipTest('this system does not say the peak of a process')
+    if jax.default_backend() != 'cpu':
+      # Seen on an H200 with jax 0.11.2: 600 blocks of 1 MiB pin 1,056 MiB.
+      self.skipTest("JAX's pinned pool grows by doubling on a GPU: up to 2x")
     root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     source, native = root / 'source', root / 'native'
     source.mkdir()

@@ -110,6 +110,21 @@ class ThrottledTest(parameterized.TestCase):
     self.inner.stuck = False
     self.assertEqual(self._lands(10_001), [0])
 
+  def test_the_next_one_counts_from_a_late_landing(self):
+    self.inner.stuck = True
+    self.link.begin(0, 0)
+    self.link.begin(1, 1)
+    self.assertEqual(self._lands(10_000), [])
+    self.inner.stuck = False
+    self.assertEqual(self._lands(10_001), [0])
+    self.assertEqual(self.link.due(), 10_001 + 2000)
+
+  def test_looking_seldom_does_not_slow_the_link(self):
+    self.link.begin(0, 0)
+    self.link.begin(1, 1)
+    self.assertEqual(self._lands(3999), [0])
+    self.assertEqual(self.link.due(), 2100 + 2000)
+
   def test_bandwidth_is_what_was_asked_for(self):
     count, gb_per_s = 100, 0.002
     store = _store(4)
