@@ -55,9 +55,11 @@ class Request:
   eos_ids: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Progress:
   """Where an active request stands; the engine alone changes it.
+
+  Equal only to itself: lists of it are searched at every launch.
 
   Attributes:
     request: what is asked for.

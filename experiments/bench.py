@@ -9,7 +9,6 @@ ratio is at least 0.65 / max(s, 1 - s); overlap alone cannot give more than
 
 import dataclasses
 import json
-import statistics
 
 from absl import app, flags
 
@@ -47,11 +46,9 @@ def main(argv: list[str]) -> None:
   outcome = pairs.judge(measured)
   for name, value in outcome.items():
     print(f'{name:>22}: {value}')
-  ratios = [round(p.ratio, 3) for p in measured]
-  print(f'{"ratios":>22}: {ratios}, median {statistics.median(ratios)}')
   if REPORT.value:
     with open(REPORT.value, 'w', encoding='utf-8') as file:
-      json.dump(outcome | {'pairs': [p._asdict() for p in measured]}, file)
+      json.dump({'command': run.command()} | outcome, file, indent=1)
 
 
 if __name__ == '__main__':

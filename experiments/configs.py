@@ -97,6 +97,14 @@ def demo() -> Decode:
   )
 
 
+def qualified(assignment: str) -> str:
+  """`cache=1` as `engine.cache=1`: the engine's fields need no prefix."""
+  name = assignment.partition('=')[0].strip()
+  own = {f.name for f in dataclasses.fields(Decode)}
+  engine = {f.name for f in dataclasses.fields(config_lib.EngineConfig)}
+  return f'engine.{assignment}' if name in engine - own else assignment
+
+
 def share(link: str) -> float:
   """The device's share that 'balanced:SHARE' asks for; 0.5 where it is bare."""
   _, _, number = link.partition(':')

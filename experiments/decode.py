@@ -29,7 +29,7 @@ LINK = flags.DEFINE_string(
 COMPARE = flags.DEFINE_list(
   'compare', None, 'Schedulers, or scheduler:eviction pairs, to compare.'
 )
-SET = flags.DEFINE_multi_string('set', [], 'field=value or engine.field=value')
+SET = flags.DEFINE_multi_string('set', [], 'field=value, of run or engine.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
 EVENTS = flags.DEFINE_string('events', '', 'Where to write the event log.')
 
@@ -61,7 +61,8 @@ def build_config() -> configs.Decode:
     'balance': balance,
     'compare': tuple(COMPARE.value) if COMPARE.value else None,
   }
-  return overrides.apply(overrides.replace(base, changes), SET.value)
+  assignments = [configs.qualified(a) for a in SET.value]
+  return overrides.apply(overrides.replace(base, changes), assignments)
 
 
 def main(argv: list[str]) -> None:

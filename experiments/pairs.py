@@ -61,7 +61,9 @@ def judge(measured: Sequence[Pair]) -> dict[str, Any]:
   outcome: dict[str, Any] = {
     'link': measured[0].base['link'],
     'device': measured[0].base['device'],
+    'versions': measured[0].base['versions'],
     'share_s': share,
+    'ratios': [round(pair.ratio, 3) for pair in measured],
     'ratio': statistics.median(ratios),
     'ratio_lower_95': ratios[rank - 1] if rank else None,
     'bar': _BAR * ideal,

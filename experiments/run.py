@@ -25,7 +25,7 @@ from bevy_jax.experiments import configs, display
 _BALANCE_TOKENS = 24  # Decoded to see how fast this machine computes.
 _ROUNDED = (
   'other tokens (groups of other sizes round differently in this type; '
-  '--set=engine.strict=true makes them equal) than'
+  '--set=strict=true makes them equal) than'
 )
 _ROUND = 64  # The context is rounded up to this.
 

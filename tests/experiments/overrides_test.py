@@ -32,6 +32,15 @@ class OverridesTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
+    ('cache=64', 'engine.cache=64'),
+    ('strict = true', 'engine.strict = true'),
+    ('model=x', 'model=x'),
+    ('nonsense=1', 'nonsense=1'),
+  )
+  def test_fields_of_the_engine_need_no_prefix(self, given, meant):
+    self.assertEqual(configs.qualified(given), meant)
+
+  @parameterized.parameters(
     ('new_token=7', "did you mean 'new_tokens'"),
     ('engine.evictoin=lru', "did you mean 'eviction'"),
     ('new_tokens=many', 'expected a value of type int'),
