@@ -7,7 +7,7 @@ python -m bevy_jax.experiments.decode --model=DIR --cache=0.25 --compare=...
 from absl import app, flags
 
 from bevy_jax import config as config_lib
-from bevy_jax.experiments import configs, overrides, run
+from bevy_jax.experiments import configs, job, overrides
 
 CONFIG = flags.DEFINE_string('config', 'plain', 'Named config to start from.')
 MODEL = flags.DEFINE_string('model', None, "'demo' or a model's directory.")
@@ -70,9 +70,10 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   try:
-    run.main(build_config(), REPORT.value, EVENTS.value)
+    whole = job.main(build_config(), REPORT.value, EVENTS.value)
   except ValueError as error:
     raise SystemExit(f'decode: {error}') from error
+  raise SystemExit(0 if whole else 130)
 
 
 if __name__ == '__main__':

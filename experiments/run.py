@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.metadata
-import json
 import pathlib
 import platform
 import sys
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import rich.console
-import rich.markup
 
 from bevy_jax import config as config_lib
 from bevy_jax import engine as engine_lib
@@ -23,10 +21,6 @@ from bevy_jax import text as text_lib
 from bevy_jax.experiments import configs, display
 
 _BALANCE_TOKENS = 24  # Decoded to see how fast this machine computes.
-_ROUNDED = (
-  'other tokens (groups of other sizes round differently in this type; '
-  '--set=strict=true makes them equal) than'
-)
 _ROUND = 64  # The context is rounded up to this.
 
 
@@ -34,14 +28,16 @@ class Run(NamedTuple):
   """One variant's outcome.
 
   Attributes:
-    report: see design of the report in WORKSPACE.md.
+    report: see WORKSPACE.md; empty where nothing was decoded.
     log: its events.
-    outputs: what each request generated.
+    outputs: what each request generated; 'interrupted' where it had to stop.
+    interrupted: whether Ctrl-C ended the run.
   """
 
   report: dict[str, Any]
   log: list[events.Event]
   outputs: list[llm_lib.Output]
+  interrupted: bool = False
 
 
 class Bench:
@@ -95,8 +91,15 @@ class Bench:
       title = f'{scheduler} / {eviction}'
       with display.Display(console, title, engine) as shown:
         outputs = self._drive(engine, self.requests, shown.tick)
-    facts = self._facts(scheduler, eviction)
-    return Run(report_lib.make(engine.log, facts), engine.log, outputs)
+    interrupted = any(o.reason == 'interrupted' for o in outputs)
+    try:
+      facts = self._facts(scheduler, eviction)
+      report = report_lib.make(engine.log, facts)
+    except ValueError:
+      if not interrupted:
+        raise
+      report = {}
+    return Run(report, engine.log, outputs, interrupted)
 
   def _drive(
     self,
@@ -104,12 +107,16 @@ class Bench:
     requests: list[request_lib.Request],
     tick: Callable[[], None],
   ) -> list[llm_lib.Output]:
-    done = []
-    for piece in self.llm.run(engine, requests):
-      tick()
-      if piece.reason is not None:
-        done.append(self.llm.output(piece.number, piece.reason))
-    return sorted(done)
+    """Runs the requests; Ctrl-C ends them where they stand."""
+    reasons = {r.number: 'interrupted' for r in requests}
+    try:
+      for piece in self.llm.run(engine, requests):
+        tick()
+        if piece.reason is not None:
+          reasons[piece.number] = piece.reason
+    except KeyboardInterrupt:
+      self.llm.executor.drain()
+    return [self.llm.output(number, why) for number, why in reasons.items()]
 
   def _ask(
     self, texts: list[str], new_tokens: int
@@ -186,44 +193,6 @@ def versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
       found[name] = 'not installed'
   return found
-
-
-def main(config: configs.Decode, report: str, log: str) -> None:
-  """The whole job: runs every variant, prints, writes what is asked for."""
-  console = rich.console.Console()
-  resolved = json.dumps(dataclasses.asdict(config) | {'versions': versions()})
-  console.print(resolved, highlight=False, markup=False, soft_wrap=True)
-  bench = Bench(config, lambda what: console.print(f'[dim]{what} ...[/dim]'))
-  runs = [bench.run(*variant, console) for variant in config.variants()]
-  _texts(console, bench, runs)
-  reports = [run.report for run in runs]
-  console.print(report_lib.table(reports))
-  if 'note' in reports[0]:
-    console.print(reports[0]['note'], highlight=False)
-  if report:
-    report_lib.save(report, reports)
-    console.print(f'report: {report}', highlight=False)
-  for number, run in enumerate(runs):
-    if log:
-      path = log if len(runs) == 1 else f'{log}.{number}'
-      events.save(path, {'config': resolved}, run.log)
-      console.print(f'events: {path}', highlight=False)
-
-
-def _texts(
-  console: rich.console.Console, bench: Bench, runs: list[Run]
-) -> None:
-  first = runs[0].outputs
-  for output, text in zip(first, bench.config.texts(), strict=True):
-    console.rule(f'request {output.number} ({output.reason})', align='left')
-    shown = rich.markup.escape(text), rich.markup.escape(output.text)
-    console.print(f'[bold]{shown[0]}[/bold]{shown[1]}', highlight=False)
-  console.rule()
-  for run in runs[1:]:
-    same = [o.tokens for o in run.outputs] == [o.tokens for o in first]
-    say = 'the same tokens as' if same else _ROUNDED
-    names = [r.report['config']['engine']['scheduler'] for r in (run, runs[0])]
-    console.print(f'{names[0]} gave {say} {names[1]}.')
 
 
 def _context(

@@ -2,9 +2,11 @@
 
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 from absl.testing import absltest, parameterized
@@ -70,6 +72,37 @@ class DecodeTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 1)
     self.assertIn(message, done.stderr)
     self.assertNotIn('Traceback', done.stderr)
+
+  def test_ctrl_c_prints_what_there_is_and_writes_the_report(self):
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    report = folder / 'report.json'
+    with subprocess.Popen(
+      [
+        sys.executable,
+        '-u',
+        '-m',
+        'bevy_jax.experiments.decode',
+        '--count=2',
+        '--requests=2',
+        '--new_tokens=900',
+        '--set=ignore_eos=true',
+        '--link=throttled:0.01',
+        f'--report={report}',
+      ],
+      stdout=subprocess.PIPE,
+      text=True,
+    ) as process:
+      assert process.stdout is not None
+      for line in process.stdout:
+        if 'runahead / lfu_decayed' in line:
+          break
+      time.sleep(3)
+      process.send_signal(signal.SIGINT)
+      rest, _ = process.communicate(timeout=60)
+    self.assertEqual(process.returncode, 130)
+    self.assertIn('request 1 (interrupted)', rest)
+    self.assertIn('The captain looked out', rest)
+    self.assertGreater(json.loads(report.read_text())['tokens_per_s'], 0)
 
   def test_bench_measures_pairs(self):
     done = _launch('bench', '--pairs=1', '--new_tokens=20')

@@ -1,0 +1,78 @@
+"""The whole of a decode job: run every variant, print, write the files."""
+
+import dataclasses
+import json
+
+import rich.console
+import rich.markup
+
+from bevy_jax import events
+from bevy_jax import report as report_lib
+from bevy_jax.experiments import configs, run
+
+_ROUNDED = (
+  'other tokens (groups of other sizes round differently in this type; '
+  '--set=strict=true makes them equal) than'
+)
+
+
+def main(config: configs.Decode, report: str, log: str) -> bool:
+  """Runs it; False where Ctrl-C ended it.
+
+  What was decoded until then is printed, and the report and the events are
+  written all the same. `report` and `log` are paths, empty for none.
+  """
+  console = rich.console.Console()
+  resolved = dataclasses.asdict(config) | {'versions': run.versions()}
+  first_line = json.dumps(resolved)
+  console.print(first_line, highlight=False, markup=False, soft_wrap=True)
+  bench = run.Bench(
+    config, lambda what: console.print(f'[dim]{what} ...[/dim]')
+  )
+  runs: list[run.Run] = []
+  for variant in config.variants():
+    runs.append(bench.run(*variant, console))
+    if runs[-1].interrupted:
+      break
+  _texts(console, config, runs)
+  reports = [r.report for r in runs if r.report]
+  _figures(console, reports)
+  if report and reports:
+    report_lib.save(report, reports)
+    console.print(f'report: {report}', highlight=False)
+  for number, done in enumerate(runs if log else []):
+    path = log if len(runs) == 1 else f'{log}.{number}'
+    events.save(path, {'config': first_line}, done.log)
+    console.print(f'events: {path}', highlight=False)
+  return not runs[-1].interrupted
+
+
+def _texts(
+  console: rich.console.Console, config: configs.Decode, runs: list[run.Run]
+) -> None:
+  """The texts of the first run, and whether the others gave the same."""
+  first = runs[0].outputs
+  for output, text in zip(first, config.texts(), strict=True):
+    console.rule(f'request {output.number} ({output.reason})', align='left')
+    shown = rich.markup.escape(text), rich.markup.escape(output.text)
+    console.print(f'[bold]{shown[0]}[/bold]{shown[1]}', highlight=False)
+  console.rule()
+  names = [scheduler for scheduler, _ in config.variants()]
+  for name, done in zip(names[1:], runs[1:], strict=False):
+    if done.interrupted:
+      continue
+    same = [o.tokens for o in done.outputs] == [o.tokens for o in first]
+    say = 'the same tokens as' if same else _ROUNDED
+    console.print(f'{name} gave {say} {names[0]}.')
+  if runs[-1].interrupted:
+    console.print('Interrupted: this is what was decoded until then.')
+
+
+def _figures(
+  console: rich.console.Console, reports: list[dict[str, object]]
+) -> None:
+  if not reports:
+    return
+  console.print(report_lib.table(reports))
+  if 'note' in reports[0]:
+    console.print(reports[0]['note'], highlight=False)
