@@ -20,6 +20,12 @@ from bevy_jax import text as text_lib
 _CONTEXT = 1024  # Positions a row where neither model nor user says less.
 
 
+# One for all prompts, one each, or the default: greedy.
+Sampling = (
+  request_lib.SamplingParams | Sequence[request_lib.SamplingParams] | None
+)
+
+
 class Piece(NamedTuple):
   """Text that a request has just gained.
 
@@ -114,9 +120,7 @@ class LLM:
     self,
     prompts: Sequence[str | Sequence[int]],
     new_tokens: int,
-    sampling: request_lib.SamplingParams
-    | Sequence[request_lib.SamplingParams]
-    | None = None,
+    sampling: Sampling = None,
     *,
     ignore_eos: bool = False,
   ) -> list[request_lib.Request]:
@@ -148,9 +152,7 @@ class LLM:
     self,
     prompts: Sequence[str | Sequence[int]],
     new_tokens: int = 64,
-    sampling: request_lib.SamplingParams
-    | Sequence[request_lib.SamplingParams]
-    | None = None,
+    sampling: Sampling = None,
     stop: Sequence[str] = (),
   ) -> Iterator[Piece]:
     """Generates, giving each piece of text as soon as it is certain."""
@@ -163,9 +165,7 @@ class LLM:
     self,
     prompts: Sequence[str | Sequence[int]],
     new_tokens: int = 64,
-    sampling: request_lib.SamplingParams
-    | Sequence[request_lib.SamplingParams]
-    | None = None,
+    sampling: Sampling = None,
     stop: Sequence[str] = (),
   ) -> Iterator[Output]:
     """Generates, giving finished requests in the order of the prompts."""
