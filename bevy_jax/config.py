@@ -2,13 +2,13 @@
 
 import dataclasses
 import difflib
-import os
+import math
 
 import jax
 
 from bevy_jax import baselines, protocols, runahead
 from bevy_jax.layers import config as model_config
-from bevy_jax.offload import eviction
+from bevy_jax.offload import eviction, host_store
 
 SCHEDULERS: dict[str, protocols.Scheduler] = {
   'lockstep': baselines.Lockstep(),
@@ -104,7 +104,8 @@ def parse_link(link: str) -> tuple[str, float, float]:
     values = [float(n) for n in numbers]
   except ValueError:
     values = []
-  if len(values) not in (1, 2) or values[0] <= 0 or min(values) < 0:
+  sound = all(math.isfinite(v) and v >= 0 for v in values)
+  if len(values) not in (1, 2) or not sound or values[0] == 0:
     raise ValueError(f'link is {link!r}; it must be {form}.')
   return kind, values[0], values[1] if len(values) == 2 else 0.0
 
@@ -133,17 +134,12 @@ def param_dtype(config: EngineConfig) -> str | None:
   return 'float32' if exact else None
 
 
-def device_bytes(device: jax.Device) -> int:
-  """Bytes that a device can still give, as far as it tells."""
+def device_bytes(device: jax.Device) -> int | None:
+  """Bytes that a device can still give; None where it does not tell."""
   stats = device.memory_stats() if device.platform != 'cpu' else None
   if stats and 'bytes_limit' in stats:
     return int(stats['bytes_limit'] - stats.get('bytes_in_use', 0))
-  pages = os.sysconf('SC_AVPHYS_PAGES')
-  with open('/proc/meminfo', encoding='ascii') as file:
-    for line in file:
-      if line.startswith('MemAvailable:'):
-        return int(line.split()[1]) * 1024
-  return pages * os.sysconf('SC_PAGE_SIZE')
+  return host_store.available()
 
 
 def check_memory(
@@ -151,7 +147,7 @@ def check_memory(
 ) -> None:
   """ValueError where the cache and the keys and values cannot fit."""
   have = device_bytes(device)
-  if pool + kv > have:
+  if have is not None and pool + kv > have:
     raise ValueError(
       f'cache {config.cache} takes {pool / 2**30:.2f} GiB and the keys and '
       f'values of {config.requests} requests take {kv / 2**30:.2f} GiB, but '

@@ -94,6 +94,7 @@ class DeviceExecutor:
 
   def launch(self, number: int, batch: protocols.Batch) -> None:
     """See `Executor`."""
+    assert len(self._running) < _RING, 'a control buffer would be in use'
     if batch.kind == 'enter':
       answer, rows = self._enter(batch.entries), len(batch.entries)
     elif batch.kind == 'decode':
@@ -310,13 +311,16 @@ class DeviceExecutor:
 
   def _padding(self) -> Iterator[protocols.Batch]:
     programs, model = self._programs, self._model
+    # Prefill leaves alone what all the other rows may be waiting for.
+    awaited = (self.rows - 1) * model.top_k
+    waves = self.slots < model.num_experts + awaited
     for b in programs.prompt_buckets:
       chunk = protocols.Chunk([self.rows] * b, [[]] * b, [0] * b)
       yield protocols.Batch('prefill', -1, chunk=chunk)
       for layer, stage in enumerate(programs.prefill):
         if stage is not None:
           yield protocols.Batch('prefill', layer)
-      if self.slots < model.num_experts:
+      if waves:
         yield protocols.Batch('prefill', 0, finish=False)
     nobody = request_lib.SamplingParams()
     for rows in programs.buckets:

@@ -1,5 +1,6 @@
 """The one loop: poll, admit, load, launch, wait. No device, no clock."""
 
+import bisect
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +38,10 @@ class HostTime:
 
   def __iter__(self) -> Iterator[int]:
     return iter((self.schedule, self.launch, self.poll, self.load))
+
+
+def _row(progress: request_lib.Progress) -> int:
+  return progress.row
 
 
 class Engine:
@@ -79,6 +84,7 @@ class Engine:
     self._flights: dict[int, _Flight] = {}
     self._launches = 0
     self._tokens = 0
+    self._stirred = True  # Whether the view changed since the last decision.
     self._host = HostTime()
 
   @property
@@ -89,25 +95,26 @@ class Engine:
   def submit(self, request: request_lib.Request) -> None:
     """Queues a request; it is admitted when a row is free."""
     self._queue.append((request, self._executor.now()))
+    self._stirred = True
 
   def step(self) -> None:
     """Once round the loop; everything that happened is in the log."""
-    clock = self._executor.now
-    begun = clock()
+    begun = self._executor.now()
     happened = self._executor.poll()
     for event in happened:
       if isinstance(event, protocols.Landed):
         self._loads.landed(event)
       else:
         self._ended(event)
+    if not happened and not self._stirred:
+      # Decisions depend on the view alone, and nothing in it has changed.
+      if self.busy:
+        self._executor.wait()
+      return
     self._admit()
-    polled = clock()
-    self._host.poll += polled - begun
+    self._host.poll += self._executor.now() - begun
     self._load()
-    loaded = clock()
-    self._host.load += loaded - polled
-    if not self._launch() and not happened and self.busy:
-      self._executor.wait()
+    self._stirred = self._launch()
 
   # Admission and prefill.
 
@@ -215,24 +222,30 @@ class Engine:
   def _load(self) -> None:
     if self._loads.full:
       return
-    prefill = self._prefill
+    clock, prefill = self._executor.now, self._prefill
+    begun = clock()
     wants = self._scheduler.wants(self.view)
+    wanted = clock()
+    self._host.schedule += wanted - begun
     if prefill is None:
       self._loads.issue(wants, len(wants), 'demand')
     elif prefill.layer >= 0 and not prefill.in_flight:
       wave = self._prefill_wave(prefill)
       wants.insert(0, protocols.Want(prefill.layer, wave))
       self._loads.issue(wants, 1, 'prefill')
+    self._host.load += clock() - wanted
 
   # Launches.
 
   def _launch(self) -> bool:
-    if self._prefill is not None:
-      return self._launch_prefill(self._prefill)
-    if self.view.in_flight >= self._scheduler.depth:
-      return False
     clock = self._executor.now
     begun = clock()
+    if self._prefill is not None:
+      launched = self._launch_prefill(self._prefill)
+      self._host.launch += clock() - begun
+      return launched
+    if self.view.in_flight >= self._scheduler.depth:
+      return False
     launch = self._scheduler.launch(self.view)
     self._host.schedule += clock() - begun
     if launch is None:
@@ -243,6 +256,11 @@ class Engine:
     return True
 
   def _start(self, launch: protocols.Launch) -> None:
+    if launch.hops != 1:
+      raise ValueError(
+        f'the scheduler asks for {launch.hops} hops, but this executor '
+        'crosses one layer a launch; launch with hops=1.'
+      )
     table, experts = self.table, launch.experts
     base = launch.layer * self._model.num_experts
     distinct = table.hold(launch.layer, experts)
@@ -349,7 +367,7 @@ class Engine:
 
   def _await(self, p: request_lib.Progress) -> None:
     p.in_flight = False
-    self.view.waiting.append(p)
+    bisect.insort(self.view.waiting, p, key=_row)
 
   def _take_token(
     self, p: request_lib.Progress, token: int, time: int

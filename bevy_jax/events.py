@@ -120,7 +120,7 @@ class Token(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished(Event):
-  """A request ended: 'eos', 'stop', 'length', 'context' or 'error'."""
+  """A request ended: 'eos', 'stop', 'length' or 'error'."""
 
   request: int
   reason: str

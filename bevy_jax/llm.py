@@ -7,6 +7,7 @@ for out in llm.generate(['Once upon a time', 'def fib(n):']):
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from bevy_jax import engine as engine_lib
 from bevy_jax import request as request_lib
 from bevy_jax import text as text_lib
 
+_BEFORE = 4  # Prompt tokens that a first piece is decoded behind.
 _CONTEXT = 1024  # Positions a row where neither model nor user says less.
 
 
@@ -65,14 +67,12 @@ class LLM:
   Attributes:
     model: a loaded model.
     config: how it runs.
-    text: its tokenizer.
     executor: the device's side.
     context: positions a row can hold.
   """
 
   def __init__(self, model: loading.Loaded, config: config_lib.EngineConfig):
     self.model, self.config = model, config
-    self.text = text_lib.Text(model.directory)
     self.context = config.context or min(model.config.context, _CONTEXT)
     if self.context > model.config.context:
       raise ValueError(
@@ -86,6 +86,11 @@ class LLM:
     self._engine: engine_lib.Engine | None = None
     self._watches: dict[int, text_lib.Watch] = {}
 
+  @functools.cached_property
+  def text(self) -> text_lib.Text:
+    """The model's tokenizer, read when it is first needed."""
+    return text_lib.Text(self.model.directory)
+
   @classmethod
   def load(cls, path: str | pathlib.Path, **options: Any) -> 'LLM':
     """Loads 'demo', a Hugging Face directory or a converted one.
@@ -96,6 +101,9 @@ class LLM:
     for name in options:
       config_lib.choose('option', name, known)
     config = config_lib.EngineConfig(**options)
+    # What cannot run is refused before the weights are read.
+    shape = loading.read_config(loading.locate(path))
+    config_lib.slots(config, shape)
     dtype = config_lib.param_dtype(config)
     return cls(loading.load(path, param_dtype=dtype), config)
 
@@ -105,7 +113,7 @@ class LLM:
     """A fresh engine with a cold cache on this device; ends any other."""
     config = self.config
     self.executor.drain()
-    return engine_lib.Engine(
+    self._engine = engine_lib.Engine(
       self.model.config,
       self.executor,
       config_lib.SCHEDULERS[scheduler or config.scheduler],
@@ -115,6 +123,7 @@ class LLM:
       link_depth=config.link_depth,
       stop=self._on_token,
     )
+    return self._engine
 
   def requests(
     self,
@@ -134,6 +143,11 @@ class LLM:
       sampling = request_lib.SamplingParams()
     if isinstance(sampling, request_lib.SamplingParams):
       sampling = [sampling] * len(prompts)
+    if len(sampling) != len(prompts):
+      raise ValueError(
+        f'there are {len(prompts)} prompts, but {len(sampling)} sampling '
+        'settings; give one for all or one for each.'
+      )
     eos = () if ignore_eos else self.model.config.eos_ids
     return [
       request_lib.Request(
@@ -157,7 +171,9 @@ class LLM:
   ) -> Iterator[Piece]:
     """Generates, giving each piece of text as soon as it is certain."""
     if self._engine is None or self._engine.busy:
-      self._engine = self.engine()
+      self.engine()
+    assert self._engine is not None
+    self._engine.log.clear()  # Nobody asks this engine for a report.
     requests = self.requests(prompts, new_tokens, sampling)
     yield from self.run(self._engine, requests, stop)
 
@@ -168,7 +184,11 @@ class LLM:
     sampling: Sampling = None,
     stop: Sequence[str] = (),
   ) -> Iterator[Output]:
-    """Generates, giving finished requests in the order of the prompts."""
+    """Generates, giving finished requests in the order of the prompts.
+
+    Look at `reason`: 'error' says that a value in the model was not finite,
+    and that the text ends there.
+    """
     done: dict[int, str] = {}
     following = 0
     for piece in self.stream(prompts, new_tokens, sampling, stop):
@@ -189,15 +209,27 @@ class LLM:
     requests: Sequence[request_lib.Request],
     stop: Sequence[str] = (),
   ) -> Iterator[Piece]:
-    """Drives an engine until the requests have ended."""
+    """Drives this device's engine until the requests have ended.
+
+    Raises:
+      ValueError: another engine has taken the device since.
+    """
+    if isinstance(stop, str):
+      raise ValueError(f'stop must be a list of texts, not {stop!r}.')
     self._watches = {
-      r.number: text_lib.Watch(self.text, stop, r.eos_ids) for r in requests
+      r.number: text_lib.Watch(self.text, stop, r.eos_ids, r.prompt[-_BEFORE:])
+      for r in requests
     }
     shown = {r.number: 0 for r in requests}
     read = len(engine.log)
     for request in requests:
       engine.submit(request)
     while engine.busy:
+      if engine is not self._engine:
+        raise ValueError(
+          'another call has taken this LLM since: it serves one call at a '
+          'time; finish one before the next, or give it all the prompts.'
+        )
       engine.step()
       while read < len(engine.log):
         event = engine.log[read]

@@ -49,16 +49,22 @@ class Runahead:
         first = p
     if first is None:
       return None
-    return self._group(view, first)
+    return _group(view, first, limit)
 
-  def _group(
-    self, view: protocols.View, first: request_lib.Progress
-  ) -> protocols.Launch:
-    layer, resident = first.layer, view.resident[first.layer]
-    group = [
-      p for p in view.waiting if p.layer == layer and not p.need & ~resident
-    ]
-    experts = 0
-    for p in group:
-      experts |= p.need
-    return protocols.Launch(layer, group, experts)
+
+def _group(
+  view: protocols.View, first: request_lib.Progress, limit: int | None
+) -> protocols.Launch:
+  """Everybody who is ready at the layer of `first` and within the limit."""
+  layer, resident = first.layer, view.resident[first.layer]
+  group = [
+    p
+    for p in view.waiting
+    if p.layer == layer
+    and not p.need & ~resident
+    and (limit is None or p.position <= limit)
+  ]
+  experts = 0
+  for p in group:
+    experts |= p.need
+  return protocols.Launch(layer, group, experts)

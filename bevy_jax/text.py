@@ -21,7 +21,7 @@ class Text:
     if not path.is_file():
       raise ValueError(
         f'{directory} has no tokenizer.json; save the tokenizer in its fast '
-        'form beside the weights, or pass prompts as token ids.'
+        'form (tokenizer.json) beside the weights.'
       )
     self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
     self.vocab_size: int = self._tokenizer.get_vocab_size()
@@ -45,11 +45,12 @@ class Pieces:
   adds, and it is held back while it ends in broken bytes.
   """
 
-  def __init__(self, text: Text):
+  def __init__(self, text: Text, before: Sequence[int] = ()):
+    """`before` are the last tokens that the text goes on from."""
     self._text = text
-    self._ids: list[int] = []
+    self._ids = list(before)
     self._from = 0  # Start of the tail that is decoded again.
-    self._shown = 0  # Tokens whose text is out.
+    self._shown = len(self._ids)  # Tokens whose text is out.
 
   def feed(self, token: int) -> str:
     """Takes a token and gives the text that is certain now."""
@@ -78,13 +79,17 @@ class Watch:
   """
 
   def __init__(
-    self, text: Text, stop: Sequence[str], silent: Sequence[int] = ()
+    self,
+    text: Text,
+    stop: Sequence[str],
+    silent: Sequence[int] = (),
+    before: Sequence[int] = (),
   ):
-    """Watches for `stop` strings; `silent` tokens add no text."""
+    """Watches for `stop`; `silent` tokens add no text; see `Pieces`."""
     self.text = ''
     self.tokens: list[int] = []
     self._silent = frozenset(silent)
-    self._pieces = Pieces(text)
+    self._pieces = Pieces(text, before)
     self._stop = [s for s in stop if s]
     self._held = ''
 

@@ -12,10 +12,11 @@ import json
 
 from absl import app, flags
 
+from bevy_jax import config as config_lib
 from bevy_jax.experiments import configs, pairs, run
 
 CONFIG = flags.DEFINE_string('config', 'demo', 'Named config.')
-PAIRS = flags.DEFINE_integer('pairs', 7, 'How many pairs.')
+PAIRS = flags.DEFINE_integer('pairs', 7, 'How many pairs.', lower_bound=1)
 SHARE = flags.DEFINE_float('share', 0.5, 'Device share of lockstep to set.')
 NEW_TOKENS = flags.DEFINE_integer('new_tokens', 96, 'Tokens a request.')
 CACHE = flags.DEFINE_float('cache', 0.5, 'Fraction of all experts.')
@@ -24,6 +25,7 @@ REPORT = flags.DEFINE_string('report', '', 'Where to write the figures.')
 
 def build_config() -> configs.Decode:
   """The experiment that the flags ask for."""
+  config_lib.choose('config', CONFIG.value, configs.CONFIGS)
   base = configs.CONFIGS[CONFIG.value]()
   return dataclasses.replace(
     base,
@@ -43,6 +45,8 @@ def main(argv: list[str]) -> None:
     measured = pairs.measure(bench, PAIRS.value, print)
   except ValueError as error:
     raise SystemExit(f'bench: {error}') from error
+  except KeyboardInterrupt:
+    raise SystemExit(130) from None
   outcome = pairs.judge(measured)
   for name, value in outcome.items():
     print(f'{name:>22}: {value}')

@@ -45,6 +45,13 @@ class Decode:
   balance: float = 0.0
   compare: tuple[str, ...] = ()
 
+  def __post_init__(self) -> None:
+    for name, least in (('count', 0), ('new_tokens', 1)):
+      if getattr(self, name) < least:
+        raise ValueError(
+          f'{name} is {getattr(self, name)}; it must be at least {least}.'
+        )
+
   def variants(self) -> list[tuple[str, str]]:
     """Scheduler and eviction of each run; ValueError for unknown names."""
     out = []

@@ -41,6 +41,9 @@ def build_config() -> configs.Decode:
   link, balance = LINK.value, None if LINK.value is None else 0.0
   if link is not None and link.startswith('balanced'):
     balance, link = configs.share(link), None
+  compare = COMPARE.value
+  if compare is None and SCHEDULER.value is not None:
+    compare = []  # One scheduler was asked for, not the config's comparison.
   cache = None if CACHE.value is None else overrides.parse(CACHE.value)
   engine = {
     'scheduler': SCHEDULER.value,
@@ -59,9 +62,11 @@ def build_config() -> configs.Decode:
     'top_p': TOP_P.value,
     'seed': SEED.value,
     'balance': balance,
-    'compare': tuple(COMPARE.value) if COMPARE.value else None,
+    'compare': None if compare is None else tuple(compare),
   }
   assignments = [configs.qualified(a) for a in SET.value]
+  if any(a.startswith('engine.link') for a in assignments):
+    changes['balance'] = 0.0
   return overrides.apply(overrides.replace(base, changes), assignments)
 
 
@@ -70,10 +75,12 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   try:
-    whole = job.main(build_config(), REPORT.value, EVENTS.value)
+    code = job.main(build_config(), REPORT.value, EVENTS.value)
   except ValueError as error:
     raise SystemExit(f'decode: {error}') from error
-  raise SystemExit(0 if whole else 130)
+  except KeyboardInterrupt:
+    raise SystemExit(130) from None
+  raise SystemExit(code)
 
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import rich.console
 import rich.markup
@@ -16,12 +17,18 @@ _ROUNDED = (
 )
 
 
-def main(config: configs.Decode, report: str, log: str) -> bool:
-  """Runs it; False where Ctrl-C ended it.
+def main(config: configs.Decode, report: str, log: str) -> int:
+  """Runs it; the exit code: 0, 1 where a request failed, 130 after Ctrl-C.
 
   What was decoded until then is printed, and the report and the events are
   written all the same. `report` and `log` are paths, empty for none.
   """
+  for path in (report, log):
+    folder = pathlib.Path(path or '.').resolve().parent
+    if not folder.is_dir():
+      raise ValueError(
+        f'{path} cannot be written: {folder} does not exist; make it first.'
+      )
   console = rich.console.Console()
   resolved = dataclasses.asdict(config) | {'versions': run.versions()}
   first_line = json.dumps(resolved)
@@ -42,9 +49,11 @@ def main(config: configs.Decode, report: str, log: str) -> bool:
     console.print(f'report: {report}', highlight=False)
   for number, done in enumerate(runs if log else []):
     path = log if len(runs) == 1 else f'{log}.{number}'
-    events.save(path, {'config': first_line}, done.log)
+    events.save(path, {'config': resolved, 'link': bench.link}, done.log)
     console.print(f'events: {path}', highlight=False)
-  return not runs[-1].interrupted
+  if runs[-1].interrupted:
+    return 130
+  return 1 if _errors(console, runs) else 0
 
 
 def _texts(
@@ -57,7 +66,7 @@ def _texts(
     shown = rich.markup.escape(text), rich.markup.escape(output.text)
     console.print(f'[bold]{shown[0]}[/bold]{shown[1]}', highlight=False)
   console.rule()
-  names = [scheduler for scheduler, _ in config.variants()]
+  names = [' / '.join(variant) for variant in config.variants()]
   for name, done in zip(names[1:], runs[1:], strict=False):
     if done.interrupted:
       continue
@@ -66,6 +75,20 @@ def _texts(
     console.print(f'{name} gave {say} {names[0]}.')
   if runs[-1].interrupted:
     console.print('Interrupted: this is what was decoded until then.')
+
+
+def _errors(console: rich.console.Console, runs: list[run.Run]) -> bool:
+  """Says which requests ended in an error, and what that means."""
+  failed = [o for r in runs for o in r.outputs if o.reason == 'error']
+  for output in failed:
+    console.print(
+      f'request {output.number} failed after {len(output.tokens)} tokens: a '
+      'value in the model was not finite there, so that its experts or its '
+      'token cannot be told. Check the weights; if they are sound, try '
+      '--set=dtype=float32.',
+      highlight=False,
+    )
+  return bool(failed)
 
 
 def _figures(

@@ -19,31 +19,45 @@ class Pair(NamedTuple):
     base: report of the first side.
     other: report of the second side.
     ratio: the second side's tokens/s over the first's.
+    same: whether both gave the same tokens.
   """
 
   base: dict[str, Any]
   other: dict[str, Any]
   ratio: float
+  same: bool
 
 
 def measure(
   bench: run.Bench, count: int, say: Callable[[str], None]
 ) -> list[Pair]:
-  """Runs A B A B ... for the first two variants of the bench's config."""
+  """Runs A B A B ... for the first two variants of the bench's config.
+
+  Raises:
+    ValueError: tokens differ although the arithmetic is exact.
+    KeyboardInterrupt: Ctrl-C ended a run.
+  """
   first, second = bench.config.variants()[:2]
   measured = []
   for number in range(count):
-    base, other = (bench.run(*variant) for variant in (first, second))
-    if [o.tokens for o in base.outputs] != [o.tokens for o in other.outputs]:
+    sides = []
+    for variant in (first, second):
+      sides.append(bench.run(*variant))
+      if sides[-1].interrupted:
+        raise KeyboardInterrupt
+    base, other = sides
+    same = [o.tokens for o in base.outputs] == [o.tokens for o in other.outputs]
+    if bench.exact and not same:
       raise ValueError(
         f'pair {number}: {first} and {second} gave different tokens; the '
         'scheduling changed the answer, which is a fault of this program.'
       )
     speeds = base.report['tokens_per_s'], other.report['tokens_per_s']
-    measured.append(Pair(base.report, other.report, speeds[1] / speeds[0]))
+    ratio = speeds[1] / speeds[0]
+    measured.append(Pair(base.report, other.report, ratio, same))
     say(
       f'pair {number + 1}: {speeds[0]:.1f} and {speeds[1]:.1f} tokens/s, '
-      f'ratio {measured[-1].ratio:.3f}, s {base.report["gpu_busy"]:.2f}'
+      f'ratio {ratio:.3f}, s {base.report["gpu_busy"]:.2f}'
     )
   return measured
 
@@ -68,7 +82,9 @@ def judge(measured: Sequence[Pair]) -> dict[str, Any]:
     'ratio_lower_95': ratios[rank - 1] if rank else None,
     'bar': _BAR * ideal,
     'ideal': ideal,
+    'share_in_range': 0.4 <= share <= 0.6,
     'met': statistics.median(ratios) >= _BAR * ideal,
+    'same_tokens': all(pair.same for pair in measured),
   }
   for side in ('base', 'other'):
     reports = [getattr(pair, side) for pair in measured]

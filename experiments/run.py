@@ -4,11 +4,13 @@ import dataclasses
 import importlib.metadata
 import pathlib
 import platform
+import shlex
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import rich.console
 
 from bevy_jax import config as config_lib
@@ -18,7 +20,7 @@ from bevy_jax import llm as llm_lib
 from bevy_jax import report as report_lib
 from bevy_jax import request as request_lib
 from bevy_jax import text as text_lib
-from bevy_jax.experiments import configs, display
+from bevy_jax.experiments import configs, display, interrupt
 
 _BALANCE_TOKENS = 24  # Decoded to see how fast this machine computes.
 _ROUND = 64  # The context is rounded up to this.
@@ -54,6 +56,11 @@ class Bench:
     self.config = config
     config.variants()
     texts = config.texts()
+    request_lib.SamplingParams(
+      temperature=config.temperature, top_p=config.top_p, seed=config.seed
+    )
+    shape = loading.read_config(loading.locate(config.model))
+    config_lib.slots(config.engine, shape)
     dtype = config_lib.param_dtype(config.engine)
     say(f'loading {config.model}')
     model = loading.load(config.model, param_dtype=dtype)
@@ -71,6 +78,12 @@ class Bench:
   def link(self) -> str:
     """What the device's link is set to."""
     return self.llm.config.link
+
+  @property
+  def exact(self) -> bool:
+    """Whether every scheduler must give the same tokens."""
+    float32 = self.llm.model.params['embed'].dtype == jnp.float32
+    return bool(float32) or self.llm.config.strict
 
   def set_link(self, link: str) -> None:
     """Changes the link for the runs to come."""
@@ -109,13 +122,13 @@ class Bench:
   ) -> list[llm_lib.Output]:
     """Runs the requests; Ctrl-C ends them where they stand."""
     reasons = {r.number: 'interrupted' for r in requests}
-    try:
+    with interrupt.Interrupt() as interrupted:
       for piece in self.llm.run(engine, requests):
         tick()
         if piece.reason is not None:
           reasons[piece.number] = piece.reason
-    except KeyboardInterrupt:
-      self.llm.executor.drain()
+        if interrupted.asked:
+          break
     return [self.llm.output(number, why) for number, why in reasons.items()]
 
   def _ask(
@@ -141,7 +154,9 @@ class Bench:
     few = min(_BALANCE_TOKENS, self.config.new_tokens)
     variant = ('lockstep', self.config.variants()[0][1])
     engine = self.llm.engine(*variant)
-    self._drive(engine, self._ask(texts, few), lambda: None)
+    outputs = self._drive(engine, self._ask(texts, few), lambda: None)
+    if any(o.reason == 'interrupted' for o in outputs):
+      raise KeyboardInterrupt
     report = report_lib.make(engine.log, self._facts(*variant))
     busy = report['gpu_busy'] * report['decode_seconds']
     share = self.config.balance
@@ -178,9 +193,10 @@ class Bench:
 
 
 def command() -> str:
-  """The command line that started this process, without its paths."""
+  """The command line that started this process."""
   program = pathlib.Path(sys.argv[0]).stem
-  return ' '.join(['python -m bevy_jax.experiments.' + program, *sys.argv[1:]])
+  flags = shlex.join(sys.argv[1:])
+  return f'python -m bevy_jax.experiments.{program} {flags}'.strip()
 
 
 def versions() -> dict[str, str]:

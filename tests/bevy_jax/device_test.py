@@ -175,6 +175,23 @@ class ProgramsTest(parameterized.TestCase):
     self.assertIn('prefill', waves)
     self.assertEqual(executor.compilations(), before)
 
+  def test_nor_for_who_is_prefilled_beside_a_waiting_request(self):
+    """All experts of a layer fit, but not beside what another awaits."""
+    executor = _executor(4)
+    before = executor.compilations()
+    prompt = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+    requests = [
+      _request(0, [0], 5),
+      _request(1, [1], 1),
+      _request(2, prompt, 1),
+    ]
+    log = _run(4, 'runahead', requests)
+    waves = [
+      e.kind for e in log if isinstance(e, events.LaunchBegun) and not e.finish
+    ]
+    self.assertIn('prefill', waves)
+    self.assertEqual(executor.compilations(), before)
+
 
 class SoundTest(parameterized.TestCase):
   @parameterized.parameters('lockstep', 'runahead')

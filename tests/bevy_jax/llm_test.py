@@ -5,7 +5,7 @@ import functools
 import pytest
 from absl.testing import absltest, parameterized
 
-from bevy_jax import LLM, SamplingParams
+from bevy_jax import LLM, SamplingParams, events
 from bevy_jax.layers import reference
 
 PROMPTS = ('The captain said', 'def read(path):\n    return', 'Once')
@@ -73,6 +73,40 @@ class LlmTest(parameterized.TestCase):
     self.assertEqual(cut.reason, 'stop')
     self.assertEqual(cut.text, whole.text[: whole.text.index(stop)])
     self.assertLess(len(cut.tokens), 8)
+
+  def test_another_engine_takes_the_device_whole(self):
+    (first,) = _llm().generate(PROMPTS[:1], 6)
+    engine = _llm().engine('lockstep', 'lru')
+    list(_llm().run(engine, _llm().requests(PROMPTS[1:2], 6)))
+    (again,) = _llm().generate(PROMPTS[:1], 6)
+    self.assertEqual(first.tokens, again.tokens)
+
+  def test_two_calls_at_once_are_refused(self):
+    one = _llm().stream(PROMPTS[:1], 6)
+    next(one)
+    two = _llm().stream(PROMPTS[:1], 6)
+    next(two)
+    with pytest.raises(ValueError, match='one call at a'):
+      list(one)
+    self.assertNotEmpty(list(two))
+
+  def test_the_log_does_not_grow_from_call_to_call(self):
+    engine = _llm().engine()
+    lengths = []
+    for _ in range(3):
+      list(_llm().generate(PROMPTS[:1], 4))
+      self.assertIs(_llm()._engine, engine)
+      lengths.append(sum(isinstance(e, events.Token) for e in engine.log))
+    self.assertEqual(lengths, [4, 4, 4])
+
+  def test_sampling_settings_are_counted(self):
+    settings = [SamplingParams()] * 2
+    with pytest.raises(ValueError, match='3 prompts, but 2 sampling'):
+      list(_llm().generate(PROMPTS, 4, settings))
+
+  def test_stop_must_be_a_list(self):
+    with pytest.raises(ValueError, match='must be a list'):
+      list(_llm().generate(PROMPTS, 4, stop='###'))
 
   @parameterized.named_parameters(
     ('nothing', [], 4, 'nothing to generate'),

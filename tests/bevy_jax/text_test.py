@@ -38,6 +38,17 @@ class TextTest(parameterized.TestCase):
     self.assertEqual(''.join(shown) + pieces.flush(), text)
     self.assertLen(ids, len(text.encode()))
 
+  def test_a_piece_is_read_behind_the_prompt(self):
+    """Llama-like decoders drop the first space of what they are given."""
+    vocab = {'<unk>': 0, '▁a': 1, '▁time': 2}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.Metaspace()
+    folder = self.folder / 'metaspace'
+    folder.mkdir()
+    tokenizer.save(str(folder / 'tokenizer.json'))
+    pieces = text_lib.Pieces(text_lib.Text(folder), before=[1])
+    self.assertEqual(pieces.feed(2), ' time')
+
   def test_broken_bytes_come_out_at_the_end_only(self):
     ids = self.text.encode('x🙂')[:-1]
     pieces = text_lib.Pieces(self.text)

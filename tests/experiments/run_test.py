@@ -40,7 +40,10 @@ class DecodeTest(parameterized.TestCase):
       f'--events={folder / "events.jsonl"}',
     )
     self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn('runahead gave the same tokens as lockstep', done.stdout)
+    self.assertIn(
+      'runahead / lru gave the same tokens as lockstep / lfu_decayed',
+      done.stdout,
+    )
     first = json.loads(done.stdout.splitlines()[0])
     self.assertEqual(first['engine']['cache'], 0.25)
     runs = json.loads((folder / 'report.json').read_text('utf-8'))['runs']
@@ -66,6 +69,9 @@ class DecodeTest(parameterized.TestCase):
     ('--link=balanced:2', 'between 0 and 1'),
     ('--set=engine.chunk=x', 'expected a value of type int'),
     ('--model=/no/such/model', 'no/such/model'),
+    ('--count=-1', 'at least 0'),
+    ('--report=/no/such/folder/r.json', 'make it first'),
+    ('--temperature=-1', 'temperature is -1'),
   )
   def test_refuses_in_one_paragraph(self, flag, message):
     done = _launch('decode', '--new_tokens=4', '--count=1', flag)
