@@ -84,15 +84,14 @@ class Loads:
     barred: npt.NDArray[np.float64],
   ) -> bool:
     """Frees a slot for the want at `rank`; False where it must wait."""
-    if barred.min() == 0:
-      key = self._eviction.victim(barred, self.uses)
-      barred[key] = np.inf
-    else:
+    key = self._eviction.victim(barred, self.uses)
+    if barred[key]:
       found = self._to_rob(wants, rank)
       if found is None:
         return False
       key = found
       self._robbed.add(key)
+    barred[key] = np.inf
     slot, used = self._table.evict(key)
     self._log(events.Evicted(self._executor.now(), key, slot, used))
     return True

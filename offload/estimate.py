@@ -48,7 +48,7 @@ class Estimate:
     # How far it is from a layer to the next time that another one comes.
     ahead = np.arange(layers)[:, None] - np.arange(layers) - 1
     self._ahead = (ahead % layers + 1) / layers
-    self._distance: Array | None = None
+    self._next: Array | None = None
 
   def reveal(
     self,
@@ -72,7 +72,7 @@ class Estimate:
     np.minimum(unused, 1 - _LEAST, out=unused)
     self._unused[layer, streams] = unused
     self._at[streams] = layer
-    self._distance = None
+    self._next = None
     self._set_odds(layer)
 
   def features(
@@ -104,22 +104,23 @@ class Estimate:
     self._tokens[:, stream] = 0.0
     self._unused[:, stream] = 1.0
     self._at[stream] = -1
-    self._distance = None
+    self._next = None
     self._set_odds(slice(None))
 
   def next_use(self) -> Array:
-    """float64[layer, expert]: passes until the next use, as is expected.
+    """float64[key]: passes until the next use, as is expected.
 
     The odds, and the way to the layer: its mean over the streams, since each
     stands somewhere else.
     """
-    if self._distance is None:
-      active = self._at[self._at >= 0]
-      if active.size:
-        self._distance = self._ahead[:, active].mean(1, keepdims=True)
-      else:
-        self._distance = np.zeros((self._layers, 1))
-    return self.odds + self._distance
+    if self._next is not None:
+      return self._next
+    active = self._at[self._at >= 0]
+    distance = 0.0
+    if active.size:
+      distance = self._ahead[:, active].mean(1, keepdims=True)
+    self._next = (self.odds + distance).ravel()
+    return self._next
 
   def _set_odds(self, layer: int | slice) -> None:
     unused = self._unused[layer].prod(-2)

@@ -17,6 +17,7 @@ from bevy_jax.offload import uses as uses_lib
 Array = npt.NDArray[np.float64]
 Uses = uses_lib.Uses
 
+_DRAWS = 8
 _MASK = (1 << 64) - 1
 
 
@@ -28,7 +29,7 @@ class Eviction(Protocol):
     """Whether it reads `uses.estimate`, which costs time to keep."""
 
   def victim(self, barred: Array, uses: Uses) -> int:
-    """A key that is not barred, of which there is one; changes nothing."""
+    """A key that is not barred; any where all are. Changes nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,9 +51,7 @@ class Lfu:
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
-    scores = uses.count + barred
-    ties = (scores == scores[scores.argmin()]).nonzero()[0]
-    return int(ties[uses.loaded[ties].argmin()])
+    return uses_lib.scan(uses.count, barred)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,8 +85,14 @@ class Random:
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
-    keys = np.flatnonzero(barred == 0)
-    return int(keys[mix(self.seed, uses.tick, len(keys)) % len(keys)])
+    # Draws until one may go, which is fair; a full look only after bad luck.
+    for draw in range(_DRAWS):
+      key = mix(self.seed, uses.tick, draw) % len(barred)
+      if not barred[key]:
+        return key
+    keys = (barred == 0).nonzero()[0]
+    draw = mix(self.seed, uses.tick, _DRAWS)
+    return int(keys[draw % keys.size]) if keys.size else 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,9 +107,12 @@ class LeastStale:
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
-    ahead = np.arange(uses.layers)[:, None] >= uses.layer
-    last = uses.last.reshape(uses.layers, uses.experts)
-    return uses_lib.scan((last + ahead * (uses.tick + 1.0)).ravel(), barred)
+    passed = max(0, uses.layer) * uses.experts
+    if passed:
+      key = uses_lib.scan(uses.last[:passed], barred[:passed])
+      if not barred[key]:
+        return key
+    return passed + uses_lib.scan(uses.last[passed:], barred[passed:])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,12 +141,13 @@ class Reuse:
     """See `Eviction`."""
     assert uses.estimate is not None, 'this history keeps no estimate'
     # Both are positive: the negative of the least is the greatest.
-    return int((barred - uses.estimate.next_use().ravel()).argmin())
+    return int((barred - uses.estimate.next_use()).argmin())
 
 
-def mix(seed: int, tick: int, salt: int) -> int:
+def mix(seed: int, tick: int, draw: int) -> int:
   """A hash of 64 bits, the same on every machine (splitmix64)."""
-  x = (seed * 0x9E3779B97F4A7C15 + tick * 0xD1B54A32D192ED03 + salt) & _MASK
+  x = seed * 0x9E3779B97F4A7C15 + tick * 0xD1B54A32D192ED03
+  x = (x + draw * 0xABC98388FB8FAC03) & _MASK
   x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & _MASK
   x = ((x ^ x >> 27) * 0x94D049BB133111EB) & _MASK
   return x ^ x >> 31

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from bevy_jax.offload import estimate as estimate_lib
 
+_TICK = 2.0**-31  # A load as a fraction of a use.
 _HALF_LIFE = 16.0  # Tokens of a request's progress in which a count halves.
 
 
@@ -23,7 +24,8 @@ class Uses:
     tick: uses and loads so far.
     last: a key's last use as a tick, 0 where never used.
     loaded: a key's last load as a tick, 0 where never loaded.
-    count: how often a key was used, once for all that used it together.
+    count: how often a key was used, once for all that used it together, and
+      as a fraction below 1 its last load, so that equal counts go by age.
     weight: a key's uses, each worth twice as much as one 16 tokens before,
       so that comparing weights compares counts that halve every 16 tokens.
     layer: the layer of the last use, -1 before the first.
@@ -67,6 +69,7 @@ class Uses:
     """Notes that a key gets a slot."""
     self.tick += 1
     self.loaded[key] = self.tick
+    self.count[key] = int(self.count[key]) + self.tick * _TICK
 
   def reveal(
     self, layer: int, streams: Sequence[int], choices: Sequence[Sequence[int]]
@@ -83,6 +86,8 @@ class Uses:
       self.estimate.leave(stream)
 
 
-def scan(scores: npt.NDArray[np.float64], barred: npt.NDArray[np.float64]) -> int:
+def scan(
+  scores: npt.NDArray[np.float64], barred: npt.NDArray[np.float64]
+) -> int:
   """The key of least score that is not barred; ties: the lowest key."""
   return int((scores + barred).argmin())
