@@ -40,13 +40,14 @@ class Grid(NamedTuple):
     """The grid with the first value alone of axes that are not named."""
     for axis in axes:
       config_lib.choose('axis', axis, AXES)
-    kept = [
-      values if axis in axes else values[:1]
-      for axis, values in zip(AXES, self, strict=True)
-    ]
-    if not all(kept):
+    found = Grid(
+      self.evictions if 'eviction' in axes else self.evictions[:1],
+      self.caches if 'cache' in axes else self.caches[:1],
+      self.requests if 'requests' in axes else self.requests[:1],
+    )
+    if not all(found):
       raise ValueError(f'each of the axes {AXES} needs a value; got {self}.')
-    return Grid(*kept)
+    return found
 
 
 def replayed(

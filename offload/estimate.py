@@ -123,5 +123,5 @@ class Estimate:
     return self._next
 
   def _set_odds(self, layer: int | slice) -> None:
-    unused = self._unused[layer].prod(-2)
+    unused = np.multiply.reduce(self._unused[layer], axis=-2)
     self.odds[layer] = unused / np.maximum(1 - unused, _LEAST)

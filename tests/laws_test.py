@@ -58,7 +58,7 @@ _VARIANTS = {
     ['lfu_decayed', 'reuse'],
   )
 }
-_SEEDS = 40
+_SEEDS = 60
 _Kind = TypeVar('_Kind', bound=events.Event)
 # Tokens, soundness and choices, as in `Ended`.
 _Answer = tuple[Sequence[int], Sequence[bool], Sequence[Sequence[int]]]

@@ -111,7 +111,8 @@ class FitTest(absltest.TestCase):
     )
     weights = fit_reuse.fit(sticky, range(12), range(64), 16)
     self.assertEqual(int(weights.argmax()), 2)
-    self.assertGreater(weights[2], 0.5)
+    # Seven of eight tokens repeat the last one.
+    self.assertBetween(weights[2], 0.5, 0.95)
 
 
 if __name__ == '__main__':
