@@ -70,11 +70,14 @@ class Cost(NamedTuple):
     victim: choosing who gives up its slot.
     load: all of a load that is issued alone into a full cache and lands:
       protecting what is awaited, victim, table, log.
+    first: the same for the first load after a reveal, which finds nothing
+      remembered of what is awaited and of what will be used next.
     reveal: telling which experts each row uses at its new layer.
   """
 
   victim: float
   load: float
+  first: float
   reveal: float
 
 
@@ -91,7 +94,7 @@ def measure(rule: eviction.Eviction, shape: Shape) -> Cost:
   table = slot_table.SlotTable(layers, experts, slots)
   watch, log = _Timed(rule), list[events.Event]()
   line = loads.Loads(table, _Nothing(), watch, 4, rows, log.append)
-  load, reveal = list[int](), list[int]()
+  load, first, reveal = list[int](), list[int](), list[int]()
   heat = 1 / np.arange(1, experts + 1) ** 0.5
   for _ in range(passes):
     for layer in range(layers):
@@ -100,8 +103,10 @@ def measure(rule: eviction.Eviction, shape: Shape) -> Cost:
       begun = time.perf_counter_ns()
       line.uses.reveal(layer, range(rows), chosen)
       reveal.append(time.perf_counter_ns() - begun)
-      load += _step(line, table, layer, chosen)
-  found = watch.spent, load, reveal
+      spent = _step(line, table, layer, chosen)
+      load += spent
+      first += spent[:1]
+  found = watch.spent, load, first, reveal
   return Cost(*(statistics.median(ns or [0]) / 1e3 for ns in found))
 
 

@@ -48,7 +48,9 @@ class Estimate:
     # How far it is from a layer to the next time that another one comes.
     ahead = np.arange(layers)[:, None] - np.arange(layers) - 1
     self._ahead = (ahead % layers + 1) / layers
-    self._next: Array | None = None
+    self._distance = np.zeros((layers, 1))
+    self._next = np.empty((layers, experts))
+    self._stale = True
 
   def reveal(
     self,
@@ -72,7 +74,7 @@ class Estimate:
     np.minimum(unused, 1 - _LEAST, out=unused)
     self._unused[layer, streams] = unused
     self._at[streams] = layer
-    self._next = None
+    self._moved()
     self._set_odds(layer)
 
   def features(
@@ -104,7 +106,7 @@ class Estimate:
     self._tokens[:, stream] = 0.0
     self._unused[:, stream] = 1.0
     self._at[stream] = -1
-    self._next = None
+    self._moved()
     self._set_odds(slice(None))
 
   def next_use(self) -> Array:
@@ -113,14 +115,16 @@ class Estimate:
     The odds, and the way to the layer: its mean over the streams, since each
     stands somewhere else.
     """
-    if self._next is not None:
-      return self._next
-    active = self._at[self._at >= 0]
-    distance = 0.0
-    if active.size:
-      distance = self._ahead[:, active].mean(1, keepdims=True)
-    self._next = (self.odds + distance).ravel()
-    return self._next
+    if self._stale:
+      np.add(self.odds, self._distance, out=self._next)
+      self._stale = False
+    return self._next.ravel()
+
+  def _moved(self) -> None:
+    """The way to each layer, once streams have moved."""
+    there = np.bincount(self._at + 1, minlength=self._layers + 1)[1:]
+    self._distance[:, 0] = self._ahead @ there / max(1, int(there.sum()))
+    self._stale = True
 
   def _set_odds(self, layer: int | slice) -> None:
     unused = np.multiply.reduce(self._unused[layer], axis=-2)

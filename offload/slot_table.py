@@ -1,6 +1,6 @@
 """Which expert lies in which slot, and who may not be disturbed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ class SlotTable:
     self._free = list(range(slots - 1, -1, -1))
     self._used = [False] * slots
     # The last `barring`: what is awaited stays the same for many loads.
-    self._joined, self._kept = 0, np.zeros(0, np.intp)
+    self._awaited, self._kept = (0, 0), np.zeros(0, np.intp)
     self._holds: list[tuple[int, int]] = []
 
   @property
@@ -114,19 +114,22 @@ class SlotTable:
     return self.resident[layer] & ~self.reading[layer]
 
   def barring(
-    self, bitmaps: Iterable[tuple[int, int]]
+    self, bitmaps: Sequence[tuple[int, int]]
   ) -> npt.NDArray[np.float64]:
     """A copy of `barred` in which all (layer, bitmap) are barred too."""
-    # One long integer and one unpacking: a walk over the bits of dozens of
-    # bitmaps costs more than all the rest of a load.
+    # One long integer and one unpacking, from the first layer of them on: a
+    # walk over the bits of dozens of bitmaps costs more than all the rest of
+    # a load.
+    first = min([layer for layer, _ in bitmaps], default=0)
     joined = 0
     for layer, bitmap in bitmaps:
-      joined |= bitmap << layer * self.experts
-    if joined != self._joined:
-      size = -(-len(self.barred) // 8)
+      joined |= bitmap << (layer - first) * self.experts
+    if (first, joined) != self._awaited:
+      size = (joined.bit_length() + 7) // 8
       packed = np.frombuffer(joined.to_bytes(size, 'little'), np.uint8)
-      kept = np.unpackbits(packed, count=len(self.barred), bitorder='little')
-      self._joined, self._kept = joined, kept.view(np.bool_).nonzero()[0]
+      bits_of = np.unpackbits(packed, bitorder='little').view(np.bool_)
+      self._awaited = first, joined
+      self._kept = bits_of.nonzero()[0] + first * self.experts
     found = self.barred.copy()
     found[self._kept] = np.inf
     return found
