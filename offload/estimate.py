@@ -113,7 +113,7 @@ class Estimate:
     """float64[key]: passes until the next use, as is expected.
 
     The odds, and the way to the layer: its mean over the streams, since each
-    stands somewhere else.
+    stands somewhere else. Valid until a stream moves or leaves.
     """
     if self._stale:
       np.add(self.odds, self._distance, out=self._next)
