@@ -15,6 +15,7 @@ import numpy as np
 from bevy_jax import baselines, busy, events
 from bevy_jax.offload import eviction as eviction_lib
 from bevy_jax.offload import slot_table
+from bevy_jax.offload import uses as uses_lib
 
 
 class Step(NamedTuple):
@@ -25,6 +26,8 @@ class Step(NamedTuple):
     uses: how many requests use each key; requests that have just entered
       come apart, after those that were there before them.
     rows: requests in the step.
+    routed: (row, whether it is new, expert ids) of each of them, in order of
+      rows; empty where nobody asks who used what.
     share: part of them whose choices were revealed in the measured window.
   """
 
@@ -32,6 +35,7 @@ class Step(NamedTuple):
   uses: tuple[dict[int, int], ...]
   rows: int
   share: float = 1.0
+  routed: tuple[tuple[int, bool, tuple[int, ...]], ...] = ()
 
   @property
   def keys(self) -> list[int]:
@@ -64,34 +68,42 @@ def steps(
   """
   found: dict[tuple[int, int], list[tuple[int, events.Routed]]] = {}
   present: set[int] = set()
+  rows: dict[int, int] = {}
   pack = 0
   for i, event in enumerate(log):
     if isinstance(event, events.Admitted):
       # Positions start again at 0 when a new pack finds all rows empty.
       pack += not present
       present.add(event.request)
+      rows[event.request] = event.row
     elif isinstance(event, events.Finished):
       present.discard(event.request)
     elif isinstance(event, events.Routed):
       found.setdefault((pack, event.position), []).append((i, event))
   return [
-    _step([e for _, e in held], experts, [first < i < last for i, _ in held])
+    _step([e for _, e in held], rows, experts)._replace(
+      share=sum(first < i < last for i, _ in held) / len(held)
+    )
     for _, held in sorted(found.items())
   ]
 
 
-def _step(held: list[events.Routed], experts: int, inside: list[bool]) -> Step:
+def _step(
+  held: list[events.Routed], rows: dict[int, int], experts: int
+) -> Step:
   layer = held[0].layer
   before: dict[int, int] = {}
   entered: dict[int, int] = {}
+  routed = []
   for event in held:
     new = layer == 0 and event.token == 0
     uses = entered if new else before
     for expert in event.experts:
       key = layer * experts + expert
       uses[key] = uses.get(key, 0) + 1
+    routed.append((rows.get(event.request, -1), new, event.experts))
   groups = tuple(uses for uses in (before, entered) if uses)
-  return Step(layer, groups, len(held), sum(inside) / len(held))
+  return Step(layer, groups, len(held), routed=tuple(routed))
 
 
 def inside(path: Sequence[Step], amounts: Sequence[float]) -> float:
@@ -161,10 +173,11 @@ def lockstep_misses(
     eviction: chooses the victims.
   """
   table = slot_table.SlotTable(layers, experts, slots)
-  uses = eviction_lib.Uses(layers * experts)
+  uses = uses_lib.Uses(layers, experts, rows, eviction.estimates)
   tokens = 0
   misses = []
   for step in path:
+    _reveal(uses, step, rows)
     for group in step.uses:
       for key in sorted(group):
         uses.touch(key, group[key])
@@ -182,31 +195,40 @@ def lockstep_misses(
   return misses
 
 
+def _reveal(uses: uses_lib.Uses, step: Step, rows: int) -> None:
+  """Tells who uses what; at a pass's first layer also who has gone."""
+  if not step.routed:
+    return
+  if step.layer == 0:
+    stay = {row for row, new, _ in step.routed if not new}
+    for row in range(rows):
+      if row not in stay:
+        uses.leave(row)
+  uses.reveal(
+    step.layer,
+    [row for row, _, _ in step.routed],
+    [chosen for _, _, chosen in step.routed],
+  )
+
+
 def _fill(
   table: slot_table.SlotTable,
   layer: int,
   wave: int,
   eviction: eviction_lib.Eviction,
-  uses: eviction_lib.Uses,
+  uses: uses_lib.Uses,
 ) -> int:
   """Makes a wave resident; returns how many loads that takes."""
   missing = list(slot_table.bits(wave & ~table.resident[layer]))
-  cold: list[int] = []
-  if len(missing) > table.free:
-    cold = [
-      other * table.experts + expert
-      for other in range(len(table.resident))
-      for expert in slot_table.bits(
-        table.evictable(other) & ~(wave if other == layer else 0)
-      )
-    ]
+  barred = table.barring([(layer, wave)])
   for expert in missing:
     if not table.free:
-      victim = eviction.victim(cold, uses)
-      cold.remove(victim)
+      victim = eviction.victim(barred, uses)
+      barred[victim] = np.inf
       table.evict(victim)
     key = layer * table.experts + expert
     table.begin_load(key)
+    uses.load(key)
     table.finish_load(key)
   return len(missing)
 

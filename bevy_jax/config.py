@@ -7,6 +7,7 @@ import math
 import jax
 
 from bevy_jax import baselines, protocols, runahead
+from bevy_jax import trace as trace_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.offload import eviction, host_store
 
@@ -14,6 +15,7 @@ SCHEDULERS: dict[str, protocols.Scheduler] = {
   'lockstep': baselines.Lockstep(),
   'runahead': runahead.Runahead(),
 }
+# `static` is made from a trace; `belady` would need the future.
 EVICTIONS = eviction.EVICTIONS
 
 
@@ -26,7 +28,8 @@ class EngineConfig:
       expert) pairs, an integer a number of slots.
     requests: R, rows that decode at the same time; more requests wait.
     scheduler: a name of `SCHEDULERS`.
-    eviction: a name of `EVICTIONS`.
+    eviction: a name of `EVICTIONS`, or 'static' with a trace.
+    trace: a routing trace whose most used experts `static` keeps.
     link: 'device_put', or 'throttled:GB_PER_S[:LATENCY_US]'.
     link_depth: loads on the link at once.
     context: positions a row can hold; 0 for what the requests need.
@@ -43,6 +46,7 @@ class EngineConfig:
   requests: int = 8
   scheduler: str = 'runahead'
   eviction: str = 'lfu_decayed'
+  trace: str = ''
   link: str = 'device_put'
   link_depth: int = 4
   context: int = 0
@@ -53,7 +57,7 @@ class EngineConfig:
 
   def __post_init__(self) -> None:
     choose('scheduler', self.scheduler, SCHEDULERS)
-    choose('eviction', self.eviction, EVICTIONS)
+    check_eviction(self.eviction, self.trace)
     choose('dtype', self.dtype, ('auto', 'float32', 'bfloat16'))
     parse_link(self.link)
     for name, least in (
@@ -89,6 +93,50 @@ def choose(what: str, name: str, known: object) -> None:
   near += difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
   hint = f'; did you mean {near[0]!r}?' if near else '.'
   raise ValueError(f'{what} {name!r} is not known{hint} Known: {names}.')
+
+
+def check_eviction(name: str, trace: str) -> None:
+  """ValueError where an engine cannot run an eviction of this name."""
+  if name == 'belady':
+    raise ValueError(
+      "eviction 'belady' gives up the expert whose next use is farthest, "
+      'which no running engine can know; replay a trace with it '
+      f'(experiments.ablate --trace=FILE) or choose one of {names()}.'
+    )
+  choose('eviction', name, names())
+  if name == 'static' and not trace:
+    raise ValueError(
+      "eviction 'static' keeps the most used experts of a routing trace; name "
+      'one with trace (--set=engine.trace=FILE).'
+    )
+
+
+def names() -> list[str]:
+  """Evictions that an engine can run."""
+  return [*EVICTIONS, 'static']
+
+
+def make_eviction(
+  name: str, trace: str, layers: int, experts: int
+) -> protocols.Eviction:
+  """The eviction of a name that `check_eviction` accepts.
+
+  Args:
+    name: what it is called.
+    trace: where the trace lies, read for 'static' alone.
+    layers: layers of the model that have experts.
+    experts: experts of a layer; ValueError where the trace has others.
+  """
+  if name != 'static':
+    return EVICTIONS[name]
+  found = trace_lib.load(trace)
+  if (found.layers, found.num_experts) != (layers, experts):
+    raise ValueError(
+      f'trace {trace} has {found.layers} layers of {found.num_experts} '
+      f'experts, but the model has {layers} of {experts}; give a trace of '
+      'this model.'
+    )
+  return eviction.Static(popularity=found.popularity())
 
 
 def parse_link(link: str) -> tuple[str, float, float]:

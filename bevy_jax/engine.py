@@ -74,7 +74,7 @@ class Engine:
       [], 0, 0, self.table.resident, self.table.loading, slots
     )
     self._loads = loads_lib.Loads(
-      self.table, executor, eviction, link_depth, self.log.append
+      self.table, executor, eviction, link_depth, rows, self.log.append
     )
     # Where the last layer has experts, nothing behind them reads a prompt.
     self._prefilled = layers - model.moe_layers[-1]
@@ -232,6 +232,10 @@ class Engine:
     elif prefill.layer >= 0 and not prefill.in_flight:
       wave = self._prefill_wave(prefill)
       wants.insert(0, protocols.Want(prefill.layer, wave))
+      # A scheduler may want for some of those who wait (lockstep: for the
+      # last ones); what the others await is no less dear than what nobody
+      # awaits, whatever the eviction thinks of it.
+      wants += [protocols.Want(p.layer, p.need) for p in self.view.waiting]
       self._loads.issue(wants, 1, 'prefill')
     self._host.load += clock() - wanted
 
@@ -329,6 +333,7 @@ class Engine:
     """Every row of a launch has a new token or layer, and new choices."""
     layer = (flight.layer + 1) % self._layers
     touched: dict[int, int] = {}
+    stay: list[request_lib.Progress] = []
     for i, p in enumerate(flight.group):
       if flight.kind == 'decode':
         p.position += 1
@@ -348,6 +353,10 @@ class Engine:
         touched[key] = touched.get(key, 0) + 1
       self._revealed(p, ended.time)
       self._await(p)
+      stay.append(p)
+    self._loads.uses.reveal(
+      layer, [p.row for p in stay], [p.choices for p in stay]
+    )
     for key in sorted(touched):
       self._loads.uses.touch(key, touched[key])
 
@@ -388,6 +397,7 @@ class Engine:
   def _finish(self, p: request_lib.Progress, reason: str, time: int) -> None:
     self.log.append(events.Finished(time, p.request.number, reason))
     self._rows[p.row] = None
+    self._loads.uses.leave(p.row)
     self.view.active -= 1
 
   def _set_floor(self) -> None:

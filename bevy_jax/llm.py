@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bevy_jax import config as config_lib
-from bevy_jax import device, events, loading
+from bevy_jax import device, events, loading, protocols
 from bevy_jax import engine as engine_lib
 from bevy_jax import request as request_lib
 from bevy_jax import text as text_lib
@@ -117,13 +117,20 @@ class LLM:
       self.model.config,
       self.executor,
       config_lib.SCHEDULERS[scheduler or config.scheduler],
-      config_lib.EVICTIONS[eviction or config.eviction],
+      self.eviction(eviction or config.eviction),
       rows=config.requests,
       slots=self.slots,
       link_depth=config.link_depth,
       stop=self._on_token,
     )
     return self._engine
+
+  def eviction(self, name: str) -> protocols.Eviction:
+    """The eviction of a name; ValueError where its trace does not fit."""
+    model = self.model.config
+    return config_lib.make_eviction(
+      name, self.config.trace, len(model.moe_ids), model.num_experts
+    )
 
   def requests(
     self,

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from bevy_jax import events, protocols
-from bevy_jax.offload import eviction as eviction_lib
 from bevy_jax.offload import slot_table
+from bevy_jax.offload import uses as uses_lib
 
 
 class Loads:
@@ -21,11 +24,14 @@ class Loads:
     executor: protocols.Executor,
     eviction: protocols.Eviction,
     depth: int,
+    rows: int,
     log: Callable[[events.Event], None],
   ):
     self._table, self._executor, self._log = table, executor, log
     self._eviction, self._depth = eviction, depth
-    self.uses = eviction_lib.Uses(len(table.slot_of))
+    self.uses = uses_lib.Uses(
+      len(table.resident), table.experts, rows, eviction.estimates
+    )
     self.in_flight = 0
     self._robbed: set[int] = set()
 
@@ -49,20 +55,21 @@ class Loads:
     else is left, the last one first.
     """
     table = self._table
-    cold: list[int] | None = None
+    barred: npt.NDArray[np.float64] | None = None
     for rank, (layer, experts) in enumerate(wants[:limit]):
       missing = experts & ~table.resident[layer] & ~table.loading[layer]
       for expert in slot_table.bits(missing):
         if self.full:
           return
         if not table.free:
-          cold = self._unwanted(wants) if cold is None else cold
-          if not self._make_room(wants, rank, cold):
+          barred = table.barring(wants) if barred is None else barred
+          if not self._make_room(wants, rank, barred):
             return
         self._begin(layer * table.experts + expert, cause)
 
   def _begin(self, key: int, cause: str) -> None:
     slot = self._table.begin_load(key)
+    self.uses.load(key)
     if key in self._robbed:
       self._robbed.discard(key)
       cause = 'reload' if cause == 'demand' else cause
@@ -71,30 +78,23 @@ class Loads:
     self.in_flight += 1
 
   def _make_room(
-    self, wants: Sequence[protocols.Want], rank: int, cold: list[int]
+    self,
+    wants: Sequence[protocols.Want],
+    rank: int,
+    barred: npt.NDArray[np.float64],
   ) -> bool:
     """Frees a slot for the want at `rank`; False where it must wait."""
-    if cold:
-      key = self._eviction.victim(cold, self.uses)
-      cold.remove(key)
-    else:
+    key = self._eviction.victim(barred, self.uses)
+    if barred[key]:
       found = self._to_rob(wants, rank)
       if found is None:
         return False
       key = found
       self._robbed.add(key)
+    barred[key] = np.inf
     slot, used = self._table.evict(key)
     self._log(events.Evicted(self._executor.now(), key, slot, used))
     return True
-
-  def _unwanted(self, wants: Sequence[protocols.Want]) -> list[int]:
-    """Keys that may be given up and that nobody awaits, ascending."""
-    table = self._table
-    kept = [0] * len(table.resident)
-    for layer, experts in wants:
-      kept[layer] |= experts
-    free = [table.evictable(layer) & ~mask for layer, mask in enumerate(kept)]
-    return table.select(free)
 
   def _to_rob(self, wants: Sequence[protocols.Want], rank: int) -> int | None:
     """A key that only wants behind `rank` await, from the last one."""

@@ -60,7 +60,7 @@ class Decode:
       eviction, _, prefetch = rest.partition(':')
       eviction = eviction or self.engine.eviction
       config_lib.choose('scheduler', scheduler, config_lib.SCHEDULERS)
-      config_lib.choose('eviction', eviction, config_lib.EVICTIONS)
+      config_lib.check_eviction(eviction, self.engine.trace)
       config_lib.choose('prefetch', prefetch or 'none', ('none',))
       out.append((scheduler, eviction))
     return out

@@ -12,7 +12,11 @@ from bevy_jax.experiments import configs, job, overrides
 CONFIG = flags.DEFINE_string('config', 'plain', 'Named config to start from.')
 MODEL = flags.DEFINE_string('model', None, "'demo' or a model's directory.")
 SCHEDULER = flags.DEFINE_string('scheduler', None, 'lockstep or runahead.')
-EVICTION = flags.DEFINE_string('eviction', None, 'lru or lfu_decayed.')
+EVICTION = flags.DEFINE_string(
+  'eviction',
+  None,
+  'Who gives up its slot: ' + ', '.join(config_lib.names()) + '.',
+)
 CACHE = flags.DEFINE_string(
   'cache', None, 'Fraction (0.5) of all experts, or a number of slots (64).'
 )

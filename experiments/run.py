@@ -187,7 +187,7 @@ class Bench:
       slots=llm.slots,
       block_bytes=model.experts.block_bytes,
       cache_bytes=llm.executor.pool_bytes,
-      eviction=config_lib.EVICTIONS[eviction],
+      eviction=llm.eviction(eviction),
       warmup=engine.warmup,
     )
 

@@ -1,69 +1,164 @@
 """Which expert gives up its slot: one interface, pure rules.
 
-A key is layer * experts + expert id.
+A key is layer * experts + expert id. What may be given up comes as `barred`:
+one float a key, 0 where it may be and infinity where it may not. Adding that
+to a score and taking the least is much faster than a walk over the keys, and
+thousands of keys cost microseconds.
 """
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Protocol
 
-_HALF_LIFE = 16.0  # Tokens of a request's progress in which a count halves.
+import numpy as np
+import numpy.typing as npt
 
+from bevy_jax.offload import uses as uses_lib
 
-class Uses:
-  """What has been used, when and how often; the engine alone changes it.
+Array = npt.NDArray[np.float64]
+Uses = uses_lib.Uses
 
-  Attributes:
-    last: a key's last use as a running number, 0 where never used.
-    weight: a key's uses, each worth twice as much as one 16 tokens before,
-      so that comparing weights compares counts that halve every 16 tokens.
-  """
-
-  def __init__(self, keys: int):
-    self.last = [0] * keys
-    self.weight = [0.0] * keys
-    self._tick = 0
-    self._origin = 0.0
-    self._worth = 1.0
-
-  def advance(self, clock: float) -> None:
-    """Sets the clock: mean tokens that the requests have done."""
-    self._worth = 2.0 ** ((clock - self._origin) / _HALF_LIFE)
-    if self._worth > 1e200:
-      # Only ratios count: start again at 1 long before an overflow.
-      self.weight = [w / self._worth for w in self.weight]
-      self._origin, self._worth = clock, 1.0
-
-  def touch(self, key: int, times: int = 1) -> None:
-    """Counts `times` uses of a key."""
-    self._tick += 1
-    self.last[key] = self._tick
-    self.weight[key] += self._worth * times
+_DRAWS = 8
+_MASK = (1 << 64) - 1
 
 
 class Eviction(Protocol):
   """Chooses among keys that may be given up."""
 
-  def victim(self, candidates: Iterable[int], uses: Uses) -> int:
-    """One of the candidates, ascending keys, at least one; changes nothing."""
+  @property
+  def estimates(self) -> bool:
+    """Whether it reads `uses.estimate`, which costs time to keep."""
+
+  def victim(self, barred: Array, uses: Uses) -> int:
+    """A key that is not barred; any where all are. Changes nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lru:
   """The one that was used longest ago."""
 
-  def victim(self, candidates: Iterable[int], uses: Uses) -> int:
+  estimates: bool = False
+
+  def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
-    return min(candidates, key=uses.last.__getitem__)
+    return uses_lib.scan(uses.last, barred)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lfu:
+  """The least used since the start; ties: loaded longest ago."""
+
+  estimates: bool = False
+
+  def victim(self, barred: Array, uses: Uses) -> int:
+    """See `Eviction`."""
+    return uses_lib.scan(uses.count, barred)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LfuDecayed:
   """The least used, counts halving every 16 tokens; ties: lowest key."""
 
-  def victim(self, candidates: Iterable[int], uses: Uses) -> int:
+  estimates: bool = False
+
+  def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
-    return min(candidates, key=uses.weight.__getitem__)
+    return uses_lib.scan(uses.weight, barred)
 
 
-EVICTIONS: dict[str, Eviction] = {'lru': Lru(), 'lfu_decayed': LfuDecayed()}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fifo:
+  """The one that was loaded longest ago."""
+
+  estimates: bool = False
+
+  def victim(self, barred: Array, uses: Uses) -> int:
+    """See `Eviction`."""
+    return uses_lib.scan(uses.loaded, barred)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Random:
+  """Any one, by a hash of the seed and of all that happened before."""
+
+  seed: int = 0
+  estimates: bool = False
+
+  def victim(self, barred: Array, uses: Uses) -> int:
+    """See `Eviction`."""
+    # Draws until one may go, which is fair; a full look only after bad luck.
+    for draw in range(_DRAWS):
+      key = mix(self.seed, uses.tick, draw) % len(barred)
+      if not barred[key]:
+        return key
+    keys = (barred == 0).nonzero()[0]
+    draw = mix(self.seed, uses.tick, _DRAWS)
+    return int(keys[draw % keys.size]) if keys.size else 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeastStale:
+  """Layers that this sweep has passed come first, then whatever is oldest.
+
+  SpecMD's idea: what lies behind is needed a whole sweep later, what lies
+  ahead is needed soon. The sweep stands at the layer of the last use.
+  """
+
+  estimates: bool = False
+
+  def victim(self, barred: Array, uses: Uses) -> int:
+    """See `Eviction`."""
+    passed = max(0, uses.layer) * uses.experts
+    if passed:
+      key = uses_lib.scan(uses.last[:passed], barred[:passed])
+      if not barred[key]:
+        return key
+    return passed + uses_lib.scan(uses.last[passed:], barred[passed:])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Static:
+  """The least popular in a trace: the popular ones are as good as pinned.
+
+  Attributes:
+    popularity: one value a key.
+  """
+
+  popularity: Array
+  estimates: bool = False
+
+  def victim(self, barred: Array, uses: Uses) -> int:
+    """See `Eviction`."""
+    return uses_lib.scan(self.popularity, barred)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reuse:
+  """The one whose next use is expected last, by `estimate.Estimate`."""
+
+  estimates: bool = True
+
+  def victim(self, barred: Array, uses: Uses) -> int:
+    """See `Eviction`."""
+    assert uses.estimate is not None, 'this history keeps no estimate'
+    # Both are positive: the negative of the least is the greatest.
+    return int((barred - uses.estimate.next_use()).argmin())
+
+
+def mix(seed: int, tick: int, draw: int) -> int:
+  """A hash of 64 bits, the same on every machine (splitmix64)."""
+  x = seed * 0x9E3779B97F4A7C15 + tick * 0xD1B54A32D192ED03
+  x = (x + draw * 0xABC98388FB8FAC03) & _MASK
+  x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+  x = ((x ^ x >> 27) * 0x94D049BB133111EB) & _MASK
+  return x ^ x >> 31
+
+
+EVICTIONS: dict[str, Eviction] = {
+  'lru': Lru(),
+  'lfu': Lfu(),
+  'lfu_decayed': LfuDecayed(),
+  'fifo': Fifo(),
+  'random': Random(),
+  'least_stale': LeastStale(),
+  'reuse': Reuse(),
+}

@@ -1,6 +1,9 @@
 """Which expert lies in which slot, and who may not be disturbed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 
 def bits(bitmap: int) -> Iterator[int]:
@@ -25,6 +28,7 @@ class SlotTable:
     resident: experts that launches may read.
     loading: experts on their way into a slot.
     reading: experts that launches in flight may read.
+    barred: one float a key, 0 where it `can_evict` and infinity elsewhere.
   """
 
   def __init__(self, layers: int, experts: int, slots: int):
@@ -34,11 +38,11 @@ class SlotTable:
     self.resident = [0] * layers
     self.loading = [0] * layers
     self.reading = [0] * layers
-    keys = range(layers * experts)
-    self._layer = [key // experts for key in keys]
-    self._bit = [1 << key % experts for key in keys]
+    self.barred = np.full(layers * experts, np.inf)
     self._free = list(range(slots - 1, -1, -1))
     self._used = [False] * slots
+    # The last `barring`: what is awaited stays the same for many loads.
+    self._awaited, self._kept = (0, 0), np.zeros(0, np.intp)
     self._holds: list[tuple[int, int]] = []
 
   @property
@@ -62,6 +66,7 @@ class SlotTable:
     assert self.loading[layer] >> expert & 1, f'key {key} is not loading'
     self.loading[layer] &= ~(1 << expert)
     self.resident[layer] |= 1 << expert
+    self.barred[key] = 0.0
     return self.slot_of[key]
 
   def can_evict(self, key: int) -> bool:
@@ -74,6 +79,7 @@ class SlotTable:
     assert self.can_evict(key), f'key {key} may not be given up'
     layer, expert = divmod(key, self.experts)
     self.resident[layer] &= ~(1 << expert)
+    self.barred[key] = np.inf
     slot = self.slot_of[key]
     self.slot_of[key], self.key_of[slot] = -1, -1
     self._free.append(slot)
@@ -85,7 +91,9 @@ class SlotTable:
     self._holds.append((layer, experts))
     self.reading[layer] |= experts
     base = layer * self.experts
-    slots = [self.slot_of[base + e] for e in bits(experts)]
+    keys = [base + e for e in bits(experts)]
+    self.barred[keys] = np.inf
+    slots = [self.slot_of[key] for key in keys]
     for slot in slots:
       self._used[slot] = True
     return slots
@@ -97,17 +105,34 @@ class SlotTable:
     for held, mask in self._holds:
       if held == layer:
         self.reading[layer] |= mask
+    base = layer * self.experts
+    let_go = bits(experts & ~self.reading[layer])
+    self.barred[[base + e for e in let_go]] = 0.0
 
   def evictable(self, layer: int) -> int:
     """Bitmap of a layer's experts that `can_evict`."""
     return self.resident[layer] & ~self.reading[layer]
 
-  def select(self, bitmaps: list[int]) -> list[int]:
-    """Keys with a slot whose bit is set in their layer's, ascending."""
-    layer, bit = self._layer, self._bit
-    return sorted(
-      key for key in self.key_of if key >= 0 and bitmaps[layer[key]] & bit[key]
-    )
+  def barring(
+    self, bitmaps: Sequence[tuple[int, int]]
+  ) -> npt.NDArray[np.float64]:
+    """A copy of `barred` in which all (layer, bitmap) are barred too."""
+    # One long integer and one unpacking, from the first layer of them on: a
+    # walk over the bits of dozens of bitmaps costs more than all the rest of
+    # a load.
+    first = min([layer for layer, _ in bitmaps], default=0)
+    joined = 0
+    for layer, bitmap in bitmaps:
+      joined |= bitmap << (layer - first) * self.experts
+    if (first, joined) != self._awaited:
+      size = (joined.bit_length() + 7) // 8
+      packed = np.frombuffer(joined.to_bytes(size, 'little'), np.uint8)
+      bits_of = np.unpackbits(packed, bitorder='little').view(np.bool_)
+      self._awaited = first, joined
+      self._kept = bits_of.nonzero()[0] + first * self.experts
+    found = self.barred.copy()
+    found[self._kept] = np.inf
+    return found
 
   def check_integrity(self) -> None:
     """Adds everything up; AssertionError says what does not agree."""
@@ -120,6 +145,8 @@ class SlotTable:
       loading = self.loading[layer] >> expert & 1
       assert slot < 0 or self.key_of[slot] == key, f'key {key}, slot {slot}'
       assert resident + loading == (slot >= 0), f'key {key} is in two states'
+      may = self.barred[key] == 0
+      assert self.can_evict(key) == may, f'key {key} is barred wrongly'
     assert len(set(self._free)) == len(self._free), 'a slot is free twice'
     for layer, reading in enumerate(self.reading):
       held = 0

@@ -12,9 +12,10 @@ code broken on purpose:
   slots are never exceeded      SlotTable made with one slot more
   no deadlock                   Lockstep asking for one layer of all waiting
   no starvation                 Runahead.wants most advanced first
-  only the unwanted give way    Loads._unwanted without `& ~mask`
+  only the unwanted give way    SlotTable.barring with `joined` left at 0
   nobody robs those before it   Loads._to_rob without the earlier wants
-  prefill spares decode         Engine._prefill_wave with room = slots
+  prefill spares decode         Engine._prefill_wave with room = slots, and
+                                Engine._load without the wants of who waits
   tokens in order               Engine._moved_on taking tokens[-1 - i]
   equal runs, equal decisions   Lru.victim by the hash of a fresh object
   the finished load nothing     Engine._finish keeping it in view.waiting
@@ -30,23 +31,31 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 from absl.testing import absltest, parameterized
 
 from bevy_jax import config as config_lib
 from bevy_jax import engine, events, protocols, runahead
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
+from bevy_jax.offload import eviction as eviction_lib
 from bevy_jax.offload import slot_table
 
 _VARIANTS = {
   f'{name}_{eviction}': (scheduler, policy)
   for (name, scheduler), (eviction, policy) in itertools.product(
+    config_lib.SCHEDULERS.items(),
+    # What is popular depends on the world: `_run` makes it.
+    [*config_lib.EVICTIONS.items(), ('static', None)],
+  )
+} | {
+  f'{name}_{eviction}': (scheduler, config_lib.EVICTIONS[eviction])
+  for (name, scheduler), eviction in itertools.product(
     [
-      *config_lib.SCHEDULERS.items(),
       ('runahead_near', runahead.Runahead(max_lag=1)),
       ('runahead_deep', runahead.Runahead(depth=5)),
     ],
-    config_lib.EVICTIONS.items(),
+    ['lfu_decayed', 'reuse'],
   )
 }
 _SEEDS = 60
@@ -423,6 +432,10 @@ def _world(seed: int) -> _World:
 def _run(variant: str, world: _World) -> list[events.Event]:
   """Runs a world under watch, past the landing of the last load."""
   scheduler, eviction = _VARIANTS[variant]
+  if eviction is None:
+    keys = len(world.model.moe_ids) * world.model.num_experts
+    rng = np.random.default_rng(world.seed)
+    eviction = eviction_lib.Static(popularity=rng.random(keys))
   fake = Fake(world.model, world.slots, world.seed, world.error)
   found = engine.Engine(
     world.model,

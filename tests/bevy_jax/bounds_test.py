@@ -151,7 +151,7 @@ class LockstepTest(parameterized.TestCase):
     )
 
   @parameterized.product(
-    name=('lru', 'lfu_decayed'),
+    name=('lru', 'lfu_decayed', 'lfu', 'fifo', 'least_stale', 'reuse'),
     slots=(2, 3, 5, 8, 16, 31, 32),
     lengths=((9, 9, 9), (6, 20, 3), (5, 1, 7, 4, 6, 2), (3,) * 6),
   )

@@ -1,17 +1,23 @@
 """Nonsense is refused at construction, with a fix."""
 
+import tempfile
+
 import jax
+import numpy as np
 from absl.testing import absltest, parameterized
 
-from bevy_jax import config
+from bevy_jax import config, trace
 from bevy_jax.layers import config as model_config
+from bevy_jax.offload import uses
 
 
 class ConfigTest(parameterized.TestCase):
   @parameterized.parameters(
     ({'scheduler': 'runahed'}, "did you mean 'runahead'"),
     ({'scheduler': 'xyzzy'}, 'Known:.*lockstep'),
-    ({'eviction': 'lfu'}, "did you mean 'lfu_decayed'"),
+    ({'eviction': 'lfu_'}, "did you mean 'lfu_decayed'"),
+    ({'eviction': 'belady'}, 'no running engine can know'),
+    ({'eviction': 'static'}, 'name one with trace'),
     ({'dtype': 'float16'}, "did you mean '"),
     ({'requests': 0}, 'requests is 0; it must be at least 1'),
     ({'requests': 2.5}, 'must be an integer'),
@@ -32,6 +38,23 @@ class ConfigTest(parameterized.TestCase):
   def test_refused(self, changes: dict[str, object], said: str):
     with self.assertRaisesRegex(ValueError, said):
       config.EngineConfig(**changes)
+
+  def test_static_keeps_what_its_trace_uses(self):
+    experts = np.zeros((1, 3, 2, 1), np.int16)
+    experts[0, :, 1, 0] = [2, 2, 1]
+    lengths = np.array([3], np.int32)
+    found = trace.Trace(experts=experts, lengths=lengths, num_experts=3)
+    with tempfile.TemporaryDirectory() as folder:
+      path = f'{folder}/trace.npz'
+      trace.save(path, found)
+      record = config.EngineConfig(eviction='static', trace=path)
+      rule = config.make_eviction('static', record.trace, 2, 3)
+      with self.assertRaisesRegex(ValueError, '2 layers of 3 experts, but'):
+        config.make_eviction('static', record.trace, 2, 4)
+    for gone in (1, 2, 3):  # Not the used ones: 0, 4 and 5.
+      barred = np.full(6, np.inf)
+      barred[[0, 4, 5, gone]] = 0
+      self.assertEqual(rule.victim(barred, uses.Uses(2, 3)), gone)
 
   def test_links(self):
     self.assertEqual(config.parse_link('device_put'), ('device_put', 0.0, 0.0))

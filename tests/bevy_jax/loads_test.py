@@ -28,7 +28,7 @@ class LoadsTest(absltest.TestCase):
     self.table = slot_table.SlotTable(2, _EXPERTS, slots)
     self.executor, self.log = _Executor(), []
     self.loads = loads.Loads(
-      self.table, self.executor, eviction.Lru(), depth, self.log.append
+      self.table, self.executor, eviction.Lru(), depth, 1, self.log.append
     )
 
   def _land(self) -> None:

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 from absl.testing import absltest
 
 from bevy_jax.offload import slot_table
@@ -111,6 +112,24 @@ class SlotTableTest(absltest.TestCase):
         table.release(*held.pop(rng.randrange(len(held))))
       table.check_integrity()
 
+  def test_barring_adds_what_is_awaited_and_changes_nothing(self):
+    table = slot_table.SlotTable(layers=2, experts=5, slots=6)
+    for key in (0, 1, 4, 6, 9):
+      table.begin_load(key)
+      table.finish_load(key)
+    table.hold(1, 0b10)
+    for wants, free in (
+      ([], [0, 1, 4, 9]),
+      ([(0, 0b10010), (1, 0b1)], [0, 9]),
+      ([(0, 0b10000), (0, 0b00010)], [0, 9]),
+      ([(1, 0b10000)], [0, 1, 4]),
+      ([], [0, 1, 4, 9]),
+    ):
+      barred = table.barring(wants)
+      self.assertEqual(np.flatnonzero(barred == 0).tolist(), free)
+      barred[:] = 0
+      table.check_integrity()
+
   def test_the_check_finds_what_does_not_agree(self):
     for name, index, value in (
       ('slot_of', 0, -1),
@@ -119,6 +138,8 @@ class SlotTableTest(absltest.TestCase):
       ('resident', 0, 0b11),
       ('loading', 0, 0b1),
       ('reading', 1, 0b1),
+      ('barred', 0, 1.0),
+      ('barred', 5, 0.0),
     ):
       table = slot_table.SlotTable(layers=2, experts=4, slots=3)
       table.begin_load(0)
