@@ -266,7 +266,8 @@ class DeviceExecutor:
 
   def _experts(self) -> experts.Pool:
     if self._layout is None:
-      return self._pool
+      plain: jax.Array = self._pool
+      return plain
     return quant.Packed(self._pool, self._layout)
 
   def _caches_of(self, stage: programs_lib.Stage) -> Any:

@@ -150,7 +150,7 @@ class HfSource:
     return len(self.plan.experts)
 
   @property
-  def shape(self) -> tuple[int, ...]:
+  def shape(self) -> tuple[int, int, int]:
     """Shape of one packed expert, `[3, F, D]`."""
     return self.config.expert_shape
 

@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
 from bevy_jax import loading, storage
 from bevy_jax.experiments import corpus, evaluation, forward
-from bevy_jax.layers import reference
 
 
 class Cost(NamedTuple):
@@ -84,7 +84,7 @@ def costs(
     wide = [storage.decode(kind, b, config.expert_shape) for b in blocks]
     weights: forward.Weights = {
       'shared': model.params,
-      'experts': reference.stack(wide, shape),
+      'experts': jnp.asarray(np.stack(wide).reshape(*shape, *wide[0].shape)),
     }
     for name, windows in texts.items():
       said = evaluation.evaluate(

@@ -23,7 +23,7 @@ GROUPS = (32, 64, 128)
 _BITS = {'int8': 8, 'int4': 4}
 _MIDDLE = 8  # The zero point of a symmetric 4-bit group.
 # Smaller scales would be flushed to zero by some devices.
-_LEAST = float(jnp.finfo(jnp.bfloat16).smallest_normal)
+_LEAST = 2.0**-126
 _BF16: np.dtype[Any] = np.dtype(jnp.bfloat16)
 
 
@@ -278,7 +278,8 @@ def _ungrouped(rows: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
 def _join(values: np.ndarray) -> np.ndarray:
   """Halves of the last axis, uint8 below 16, as the halves of bytes."""
   low, high = np.split(values, 2, axis=-1)
-  return low | high << 4
+  joined: np.ndarray = low | high << 4
+  return joined
 
 
 def _split(raw: jax.Array) -> jax.Array:
