@@ -15,7 +15,7 @@ from bevy_jax import control, prompt_steps, protocols, steps
 from bevy_jax import programs as programs_lib
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
-from bevy_jax.layers import kv_cache
+from bevy_jax.layers import experts, kv_cache, quant
 from bevy_jax.offload import host_store
 from bevy_jax.offload import transfer as transfer_lib
 
@@ -38,7 +38,7 @@ class DeviceExecutor:
     chunk: prompt tokens a row that one prefill launch takes.
     rows: R, request rows.
     slots: size of the pool.
-    pool_bytes: its bytes.
+    pool_bytes: its bytes, scales included.
   """
 
   def __init__(
@@ -48,15 +48,17 @@ class DeviceExecutor:
     store: host_store.HostStore,
     config: config_lib.EngineConfig,
     context: int,
+    form: quant.Format | None = None,
   ):
     self.rows, self.chunk = config.requests, config.chunk
     self.slots = config_lib.slots(config, model)
     self._model, self._context, self._store = model, context, store
     self._dtype = params['embed'].dtype
     self._device = jax.devices()[0]
-    self.pool_bytes = transfer_lib.pool_bytes(
-      self.slots, model.expert_shape, self._dtype
-    )
+    self._layout = quant.layout(form, model.expert_shape) if form else None
+    # Packed experts lie in their slots as they are stored.
+    kind = jnp.dtype(jnp.uint8) if form else self._dtype
+    self.pool_bytes = transfer_lib.pool_bytes(self.slots, store.shape, kind)
     kv = kv_cache.nbytes(model, self.rows, context, self._dtype)
     config_lib.check_memory(config, self.pool_bytes, kv, self._device)
     # Committed arrays: what a program returns is committed too, and a program
@@ -64,7 +66,7 @@ class DeviceExecutor:
     home = jax.sharding.SingleDeviceSharding(self._device)
     self._pool, self._caches, self._state, params = jax.device_put(
       (
-        jnp.zeros((self.slots, *model.expert_shape), self._dtype),
+        jnp.zeros((self.slots, *store.shape), kind),
         list(kv_cache.init(model, self.rows, context, self._dtype)),
         _empty_state(model, self.rows, self._dtype),
         params,
@@ -191,14 +193,14 @@ class DeviceExecutor:
     if not batch.finish:
       wave = self._programs.wave('wave', group)
       self._state, answer = wave(
-        self._programs.mlp(batch.layer), self._pool, self._state, array
+        self._programs.mlp(batch.layer), self._experts(), self._state, array
       )
       return answer
     stage = self._programs.decode[batch.layer]
     program = self._programs.get('decode', stage.segment, group)
     caches = self._caches_of(stage)
     self._state, caches, answer = program(
-      stage.weights, self._pool, caches, self._state, array
+      stage.weights, self._experts(), caches, self._state, array
     )
     self._keep(stage, caches)
     return answer
@@ -229,7 +231,7 @@ class DeviceExecutor:
     if not batch.finish:
       wave = self._programs.wave('prefill_wave')
       self._prompt, answer = wave(
-        self._programs.mlp(batch.layer), self._pool, self._prompt, array
+        self._programs.mlp(batch.layer), self._experts(), self._prompt, array
       )
       return answer
     stage = self._programs.prefill[batch.layer]
@@ -237,7 +239,7 @@ class DeviceExecutor:
     program = self._programs.get('prefill', stage.segment)
     caches = self._caches_of(stage)
     self._prompt, caches, answer = program(
-      stage.weights, self._pool, caches, self._prompt, array
+      stage.weights, self._experts(), caches, self._prompt, array
     )
     self._keep(stage, caches)
     return answer
@@ -262,6 +264,12 @@ class DeviceExecutor:
       some += [some[-1]] * (size - len(some))
       slots = np.array([m.slot for m in some], np.int32)
       self._pool = self._write(self._pool, slots, [m.block for m in some])
+
+  def _experts(self) -> experts.Pool:
+    if self._layout is None:
+      plain: jax.Array = self._pool
+      return plain
+    return quant.Packed(self._pool, self._layout)
 
   def _caches_of(self, stage: programs_lib.Stage) -> Any:
     return tuple(self._caches[layer] for layer in stage.order)

@@ -81,7 +81,12 @@ class LLM:
       )
     self.slots = config_lib.slots(config, model.config)
     self.executor = device.DeviceExecutor(
-      model.config, model.params, model.experts, config, self.context
+      model.config,
+      model.params,
+      model.experts,
+      config,
+      self.context,
+      model.format,
     )
     self._engine: engine_lib.Engine | None = None
     self._watches: dict[int, text_lib.Watch] = {}

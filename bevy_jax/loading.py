@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from bevy_jax.layers import config as config_lib
-from bevy_jax.layers import families, tensors
+from bevy_jax.layers import families, quant, tensors
 from bevy_jax.layers import params as params_lib
 from bevy_jax.offload import checkpoint, hf_checkpoint, host_store
 
@@ -29,12 +29,14 @@ class Loaded(NamedTuple):
     experts: every expert in pinned host memory, by key: index among the MoE
       layers times the number of experts, plus the expert's id.
     directory: where it came from; its tokenizer lies there.
+    format: how experts are packed; None where they are floats.
   """
 
   config: config_lib.ModelConfig
   params: params_lib.Params
   experts: host_store.HostStore
   directory: pathlib.Path
+  format: quant.Format | None = None
 
 
 def load(
@@ -45,7 +47,7 @@ def load(
   Args:
     path: which.
     param_dtype: dtype of the shared weights; as stored where not given.
-      Experts always keep the dtype they are stored in.
+      Experts always stay as they are stored, be it packed.
 
   Raises:
     ValueError: anything missing, broken, unsupported or too large, naming
@@ -54,6 +56,7 @@ def load(
   directory = locate(path)
   config = read_config(directory)
   with _open(directory, config) as source:
+    form = _format(source)
     host_store.check_memory(source.nbytes, f'The weights in {directory}')
     # Shared weights first: the buffers that reading them takes are free again
     # before the experts fill the memory.
@@ -64,9 +67,10 @@ def load(
       for name, leaf in source.shared()
     }
     experts = host_store.HostStore.build(
-      source.count, config.expert_shape, source.dtype, source.fill
+      source.count, source.shape, source.dtype, source.fill
     )
-  return Loaded(config, tensors.unflatten(config, leaves), experts, directory)
+  params = tensors.unflatten(config, leaves)
+  return Loaded(config, params, experts, directory, form)
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:
@@ -146,7 +150,7 @@ class HfSource:
     return len(self.plan.experts)
 
   @property
-  def shape(self) -> tuple[int, ...]:
+  def shape(self) -> tuple[int, int, int]:
     """Shape of one packed expert, `[3, F, D]`."""
     return self.config.expert_shape
 
@@ -220,11 +224,13 @@ def _check_native(
   source: checkpoint.Reader, config: config_lib.ModelConfig
 ) -> None:
   count = len(config.moe_ids) * config.num_experts
-  if (source.count, source.shape) != (count, config.expert_shape):
+  form, shape = _format(source), config.expert_shape
+  block = (quant.layout(form, shape).nbytes,) if form else shape
+  if (source.count, source.shape) != (count, block):
     raise ValueError(
       f'{source.directory} holds {source.count} experts of shape '
       f'{source.shape}, but its config.json asks for {count} of '
-      f'{config.expert_shape}. Convert the model again.'
+      f'{block}. Convert the model again.'
     )
   wanted = tensors.flat_shapes(config)
   if source.dense_shapes != wanted:
@@ -234,6 +240,23 @@ def _check_native(
       f'{source.dense_shapes.get(name, "absent")}, but its config.json asks '
       f'for {wanted.get(name, "none")}. Convert the model again.'
     )
+
+
+def _format(source: HfSource | checkpoint.Reader) -> quant.Format | None:
+  """How a source's experts are packed; ValueError where it cannot be."""
+  if isinstance(source, HfSource):
+    return None
+  if source.meta is None and source.dtype != np.uint8:
+    return None
+  try:
+    if source.dtype != np.uint8:
+      raise ValueError(f'the blocks are {source.dtype}, not bytes')
+    return quant.Format(**(source.meta or {}))
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f'{source.directory / checkpoint.INDEX} describes packed experts as '
+      f'{source.meta}, which cannot be read: {error}. Convert the model again.'
+    ) from error
 
 
 def _tokenizer_eos(directory: pathlib.Path) -> list[int]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bevy_jax import steps
-from bevy_jax.layers import block, embed, kv_cache, router
+from bevy_jax.layers import block, embed, experts, kv_cache, router
 from bevy_jax.layers import config as config_lib
 
 
@@ -61,7 +61,7 @@ def prefill(
   config: config_lib.ModelConfig,
   segment: steps.Segment,
   weights: steps.Weights,
-  pool: jax.Array,
+  pool: experts.Pool,
   caches: tuple[kv_cache.LayerCache, ...],
   prompt: Prompt,
   control: jax.Array,
@@ -77,7 +77,7 @@ def prefill(
 def prefill_wave(
   config: config_lib.ModelConfig,
   mlp: dict[str, Any],
-  pool: jax.Array,
+  pool: experts.Pool,
   prompt: Prompt,
   control: jax.Array,
 ) -> tuple[Prompt, jax.Array]:

@@ -13,7 +13,14 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bevy_jax.layers import block, embed, kv_cache, router, sampling
+from bevy_jax.layers import (
+  block,
+  embed,
+  experts,
+  kv_cache,
+  router,
+  sampling,
+)
 from bevy_jax.layers import config as config_lib
 
 # Columns of the int32 registers of a row; floats are kept as their bits.
@@ -114,7 +121,7 @@ def decode(
   segment: Segment,
   group: int,
   weights: Weights,
-  pool: jax.Array,
+  pool: experts.Pool,
   caches: tuple[kv_cache.LayerCache, ...],
   state: State,
   control: jax.Array,
@@ -139,7 +146,7 @@ def wave(
   config: config_lib.ModelConfig,
   group: int,
   mlp: dict[str, Any],
-  pool: jax.Array,
+  pool: experts.Pool,
   state: State,
   control: jax.Array,
 ) -> tuple[State, jax.Array]:

@@ -91,11 +91,12 @@ def evaluate(
   windows: Windows,
   attention: str,
   dtype: str = 'bfloat16',
+  rows: int = _ROWS,
 ) -> Judged:
-  """Predicts every counted token of the windows once."""
+  """Predicts every counted token of the windows once, `rows` at a time."""
   count = len(windows.tokens)
   # A power of two, so that texts of any size share few compiled programs.
-  rows = min(_ROWS, 1 << (count - 1).bit_length())
+  rows = min(rows, 1 << (count - 1).bit_length())
   nats, loads = 0.0, np.zeros((config.num_layers, config.num_experts))
   for first in range(0, count, rows):
     piece = slice(first, first + rows)

@@ -15,7 +15,7 @@ import rich.console
 
 from bevy_jax import config as config_lib
 from bevy_jax import engine as engine_lib
-from bevy_jax import events, loading
+from bevy_jax import events, loading, storage
 from bevy_jax import llm as llm_lib
 from bevy_jax import report as report_lib
 from bevy_jax import request as request_lib
@@ -174,9 +174,10 @@ class Bench:
       llm.config, scheduler=scheduler, eviction=eviction
     )
     config = dataclasses.asdict(dataclasses.replace(self.config, engine=engine))
+    stored = storage.name(model.format or model.experts.dtype)
     device = jax.devices()[0]
     return report_lib.Facts(
-      config=config | {'command': command()},
+      config=config | {'command': command(), 'experts': stored},
       versions=versions(),
       device=f'{device.platform}: {device.device_kind}, {_host()}',
       link=llm.config.link,

@@ -56,7 +56,7 @@ def route(
 def expert_outputs(
   config: config_lib.ModelConfig,
   p: LayerParams,
-  pool: jax.Array,
+  pool: experts.Pool,
   x_NxD: jax.Array,
   work: Work,
   partial_NxTxD: jax.Array,

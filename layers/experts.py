@@ -3,6 +3,11 @@
 import jax
 import jax.numpy as jnp
 
+from bevy_jax.layers import quant
+
+# Experts in slots: floats `[S, 3, F, D]`, or packed ones.
+Pool = jax.Array | quant.Packed
+
 
 def swiglu(x: jax.Array, expert_3xFxD: jax.Array) -> jax.Array:
   """One packed expert on `x [N, D]`: gate, up, transposed down."""
@@ -13,7 +18,7 @@ def swiglu(x: jax.Array, expert_3xFxD: jax.Array) -> jax.Array:
 
 
 def apply(
-  pool_Sx3xFxD: jax.Array,
+  pool: Pool,
   x_NxD: jax.Array,
   slots_NxT: jax.Array,
   distinct_M: jax.Array,
@@ -22,7 +27,8 @@ def apply(
 ) -> jax.Array:
   """Expert outputs for each choice of each row, float32 `[N, T, D]`.
 
-  Walks over the first `count` of the distinct slots and reads each once.
+  Walks over the first `count` of the distinct slots and reads each once;
+  of a quantised pool, one expert at a time is made wide again.
   A choice whose slot is among them gets that expert's output; any other
   keeps what `partial_NxTxD` holds, so that a set of experts too large for
   the pool can come in waves. Outputs stay apart until `combine`, which is
@@ -31,8 +37,7 @@ def apply(
 
   def one(i: jax.Array, y: jax.Array) -> jax.Array:
     slot = distinct_M[i]
-    expert = jax.lax.dynamic_index_in_dim(pool_Sx3xFxD, slot, keepdims=False)
-    out = swiglu(x_NxD, expert)
+    out = swiglu(x_NxD, _read(pool, slot, x_NxD.dtype))
     chosen = (slots_NxT == slot) & (slot >= 0)
     return jnp.where(chosen[:, :, None], out[:, None, :], y)
 
@@ -46,6 +51,14 @@ def combine(weights_NxT: jax.Array, y_NxTxD: jax.Array) -> jax.Array:
   for t in range(1, weights_NxT.shape[1]):
     total = total + weights_NxT[:, t, None] * y_NxTxD[:, t]
   return total
+
+
+def _read(pool: Pool, slot: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  if isinstance(pool, quant.Packed):
+    block = jax.lax.dynamic_index_in_dim(pool.data, slot, keepdims=False)
+    return quant.unpack(pool.layout, block).astype(dtype)
+  expert: jax.Array = jax.lax.dynamic_index_in_dim(pool, slot, keepdims=False)
+  return expert
 
 
 def _dot(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -1,7 +1,8 @@
 """The native form of a checkpoint: dense by orbax, experts in one flat file.
 
     experts.bin    one packed block an expert, each at a multiple of 4 KiB
-    experts.json   dtype and shape of the blocks; offset and CRC-32 of each
+    experts.json   dtype and shape of the blocks, and where they are opaque
+                   bytes what their maker says of them; offset, CRC-32 of each
     dense/         the shared weights by path, written by orbax
     complete.json  checksums of the rest; written last, nothing loads without
     ...            config.json, tokenizer and the like, as they were
@@ -29,7 +30,7 @@ BLOCKS, INDEX, JOURNAL = 'experts.bin', 'experts.json', 'experts.journal'
 DENSE, MARKER = 'dense', 'complete.json'
 DTYPES: dict[str, np.dtype[Any]] = {
   np.dtype(d).name: np.dtype(d)
-  for d in (ml_dtypes.bfloat16, np.float16, np.float32)
+  for d in (ml_dtypes.bfloat16, np.float16, np.float32, np.uint8)
 }
 
 
@@ -50,6 +51,7 @@ class Reader:
     offsets: first byte of each block, by key.
     checksums: CRC-32 of each block, by key.
     dense: path of each shared weight -> its shape, dtype and crc32.
+    meta: what the maker of the blocks said of them; None where nothing.
   """
 
   directory: pathlib.Path
@@ -58,6 +60,7 @@ class Reader:
   offsets: tuple[int, ...]
   checksums: tuple[int, ...]
   dense: dict[str, dict[str, Any]]
+  meta: dict[str, Any] | None
   _file: io.FileIO = dataclasses.field(repr=False)
 
   @classmethod
@@ -96,6 +99,7 @@ class Reader:
       offsets=tuple(block['offset'] for block in blocks),
       checksums=tuple(block['crc32'] for block in blocks),
       dense=marker['dense'],
+      meta=index.get('meta'),
       _file=path.open('rb', 0),
     )
 

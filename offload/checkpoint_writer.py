@@ -49,8 +49,9 @@ def can_write(directory: pathlib.Path, identity: str) -> bool:
     if found == identity:
       return False
     raise ValueError(
-      f'{directory} holds a finished conversion of another model (identity '
-      f'{found}, not {identity}). Give an empty directory, or remove it.'
+      f'{directory} holds a finished conversion of another model, or one '
+      f'stored in another way (identity {found}, not {identity}). Give an '
+      'empty directory, or remove it.'
     )
   started = any(directory.glob(checkpoint.JOURNAL + '*'))
   if directory.exists() and any(directory.iterdir()) and not started:
@@ -67,15 +68,18 @@ def write(
   identity: str,
   copies: Sequence[pathlib.Path] = (),
   progress: Callable[[int, int], None] = lambda done, total: None,
+  meta: dict[str, Any] | None = None,
 ) -> int:
   """Writes a checkpoint, or finishes writing it.
 
   Args:
     directory: one that `can_write` has passed.
     source: where blocks and shared weights come from.
-    identity: of the source; an unfinished run of another one starts again.
+    identity: of the source; an unfinished run of another one, or of other
+      blocks, starts again.
     copies: files to copy as they are.
     progress: called with blocks done and their total.
+    meta: what a reader must know of the blocks; kept as it is.
 
   Returns:
     How many blocks were found intact from an earlier run.
@@ -84,7 +88,7 @@ def write(
     ValueError: the disk is too small.
   """
   directory.mkdir(parents=True, exist_ok=True)
-  header = _header(source, identity)
+  header = _header(source, identity, meta)
   checksums = _intact(directory, header)
   found = len(checksums)
   _check_disk(directory, source)
@@ -112,7 +116,9 @@ def write(
   return found
 
 
-def _header(source: Source, identity: str) -> dict[str, Any]:
+def _header(
+  source: Source, identity: str, meta: dict[str, Any] | None
+) -> dict[str, Any]:
   return {
     'version': checkpoint.VERSION,
     'identity': identity,
@@ -120,6 +126,7 @@ def _header(source: Source, identity: str) -> dict[str, Any]:
     'dtype': source.dtype.name,
     'bytes': math.prod(source.shape) * source.dtype.itemsize,
     'count': source.count,
+    'meta': meta,
   }
 
 

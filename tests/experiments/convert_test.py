@@ -37,11 +37,11 @@ from absl import app
 from bevy_jax import conversion
 from bevy_jax.experiments import convert
 real = conversion.convert
-def killed(source, target, progress):
+def killed(source, target, progress, storage):
   def report(done, total):
     if done == {KILLED_AFTER}:
       os.kill(os.getpid(), signal.SIGKILL)
-  return real(source, target, report)
+  return real(source, target, report, storage)
 conversion.convert = killed
 app.run(convert.main)
 """
