@@ -1,9 +1,8 @@
 """The one loop: poll, admit, load, launch, wait. No device, no clock."""
 
 import bisect
-import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from bevy_jax import events, protocols
@@ -25,19 +24,6 @@ class _Flight(NamedTuple):
   group: list[request_lib.Progress]
   experts: int
   finish: bool
-
-
-@dataclasses.dataclass(slots=True)
-class HostTime:
-  """Nanoseconds of host time by section, in the order that events keep."""
-
-  schedule: int = 0
-  launch: int = 0
-  poll: int = 0
-  load: int = 0
-
-  def __iter__(self) -> Iterator[int]:
-    return iter((self.schedule, self.launch, self.poll, self.load))
 
 
 def _row(progress: request_lib.Progress) -> int:
@@ -85,7 +71,7 @@ class Engine:
     self._launches = 0
     self._tokens = 0
     self._stirred = True  # Whether the view changed since the last decision.
-    self._host = HostTime()
+    self._host = events.HostTime()
 
   @property
   def busy(self) -> bool:

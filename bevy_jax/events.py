@@ -8,7 +8,7 @@ experts. A line of an event file is one JSON object: `event` names the class.
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 VERSION = 1
 
@@ -61,6 +61,19 @@ class Evicted(Event):
   key: int
   slot: int
   used: bool
+
+
+@dataclasses.dataclass(slots=True)
+class HostTime:
+  """Nanoseconds of host time by section, in the order that events keep."""
+
+  schedule: int = 0
+  launch: int = 0
+  poll: int = 0
+  load: int = 0
+
+  def __iter__(self) -> Iterator[int]:
+    return iter((self.schedule, self.launch, self.poll, self.load))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bevy_jax import config as config_lib
+from bevy_jax.experiments import overrides
 
 _DEMO_PROMPTS = pathlib.Path(__file__).parent / 'demo_prompts.jsonl'
 
@@ -102,6 +103,14 @@ def demo() -> Decode:
     balance=0.5,
     compare=('lockstep', 'runahead'),
   )
+
+
+def assign(config: Decode, assignments: Sequence[str]) -> Decode:
+  """`overrides.apply`, where a link that is set is not balanced again."""
+  whole = [qualified(a) for a in assignments]
+  if any(a.partition('=')[0].strip() == 'engine.link' for a in whole):
+    config = dataclasses.replace(config, balance=0.0)
+  return overrides.apply(config, whole)
 
 
 def qualified(assignment: str) -> str:

@@ -68,10 +68,7 @@ def build_config() -> configs.Decode:
     'balance': balance,
     'compare': None if compare is None else tuple(compare),
   }
-  assignments = [configs.qualified(a) for a in SET.value]
-  if any(a.startswith('engine.link') for a in assignments):
-    changes['balance'] = 0.0
-  return overrides.apply(overrides.replace(base, changes), assignments)
+  return configs.assign(overrides.replace(base, changes), SET.value)
 
 
 def main(argv: list[str]) -> None:

@@ -31,6 +31,16 @@ class OverridesTest(parameterized.TestCase):
       configs.plain(),
     )
 
+  def test_a_link_that_is_set_is_not_balanced_again(self):
+    demo = configs.demo()
+    set_link = configs.assign(demo, ['link=throttled:5'])
+    self.assertEqual(
+      (set_link.engine.link, set_link.balance), ('throttled:5', 0)
+    )
+    self.assertEqual(
+      configs.assign(demo, ['link_depth=2']).balance, demo.balance
+    )
+
   @parameterized.parameters(
     ('cache=64', 'engine.cache=64'),
     ('strict = true', 'engine.strict = true'),
