@@ -206,16 +206,17 @@ class Engine:
     self._begin(protocols.Batch('enter', -1, entries=entries), prefill.group, 0)
 
   def _load(self) -> None:
-    if self._loads.full:
-      return
     clock, prefill = self._executor.now, self._prefill
+    idle = prefill is not None and (prefill.layer < 0 or prefill.in_flight)
+    if self._loads.full or idle:
+      return
     begun = clock()
     wants = self._scheduler.wants(self.view)
     wanted = clock()
     self._host.schedule += wanted - begun
     if prefill is None:
       self._loads.issue(wants, len(wants), 'demand')
-    elif prefill.layer >= 0 and not prefill.in_flight:
+    else:
       wave = self._prefill_wave(prefill)
       wants.insert(0, protocols.Want(prefill.layer, wave))
       # A scheduler may want for some of those who wait (lockstep: for the
