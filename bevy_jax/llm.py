@@ -88,7 +88,8 @@ class LLM:
       self.context,
       model.format,
     )
-    self._engine: engine_lib.Engine | None = None
+    self._engine: engine_lib.Engine | None = None  # Who has the device.
+    self._own: engine_lib.Engine | None = None  # What `stream` made last.
     self._watches: dict[int, text_lib.Watch] = {}
 
   @functools.cached_property
@@ -182,12 +183,12 @@ class LLM:
     stop: Sequence[str] = (),
   ) -> Iterator[Piece]:
     """Generates, giving each piece of text as soon as it is certain."""
-    if self._engine is None or self._engine.busy:
-      self.engine()
-    assert self._engine is not None
-    self._engine.log.clear()  # Nobody asks this engine for a report.
+    engine = self._own
+    if engine is None or engine is not self._engine or engine.busy:
+      engine = self._own = self.engine()
+    engine.log.clear()  # Nobody asks this engine for a report.
     requests = self.requests(prompts, new_tokens, sampling)
-    yield from self.run(self._engine, requests, stop)
+    yield from self.run(engine, requests, stop)
 
   def generate(
     self,

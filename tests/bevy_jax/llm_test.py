@@ -91,13 +91,22 @@ class LlmTest(parameterized.TestCase):
     self.assertNotEmpty(list(two))
 
   def test_the_log_does_not_grow_from_call_to_call(self):
-    engine = _llm().engine()
+    list(_llm().generate(PROMPTS[:1], 4))
+    engine = _llm()._engine
     lengths = []
     for _ in range(3):
       list(_llm().generate(PROMPTS[:1], 4))
       self.assertIs(_llm()._engine, engine)
       lengths.append(sum(isinstance(e, events.Token) for e in engine.log))
     self.assertEqual(lengths, [4, 4, 4])
+
+  def test_an_engine_asked_for_keeps_its_log(self):
+    engine = _llm().engine('lockstep')
+    list(_llm().run(engine, _llm().requests(PROMPTS[:1], 4)))
+    before = len(engine.log)
+    list(_llm().generate(PROMPTS[:1], 4))
+    self.assertLen(engine.log, before)
+    self.assertIsNot(_llm()._engine, engine)
 
   def test_sampling_settings_are_counted(self):
     settings = [SamplingParams()] * 2
