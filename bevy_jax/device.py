@@ -295,7 +295,7 @@ class DeviceExecutor:
 
   def _make_transfer(self, link: str) -> transfer_lib.Transfer:
     kind, bandwidth, latency = config_lib.parse_link(link)
-    plain = transfer_lib.DevicePut(self._store.block, self._device)
+    plain = transfer_lib.DevicePut(self._store.array, self._device)
     if kind == 'device_put':
       return plain
     return transfer_lib.Throttled(
@@ -307,7 +307,7 @@ class DeviceExecutor:
     for batch in self._padding():
       self.launch(-1, batch)
       self.close()
-    transfer = transfer_lib.DevicePut(self._store.block, self._device)
+    transfer = transfer_lib.DevicePut(self._store.array, self._device)
     for size in transfer_lib.BATCHES:
       for _ in range(size):
         transfer.begin(0, 0)

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import families, quant, tensors
 from bevy_jax.layers import params as params_lib
-from bevy_jax.offload import checkpoint, hf_checkpoint, host_store
+from bevy_jax.offload import checkpoint, hf_checkpoint, host_store, pinned
 
 _DEMO = 'demo'
 
@@ -167,7 +167,7 @@ class HfSource:
     shapes = tensors.flat_shapes(self.config)
     for path, leaf in self.plan.shared.items():
       dtype = _one_dtype(self.files, [piece.name for piece in leaf])
-      out = host_store.aligned(shapes[path], dtype)
+      out = pinned.aligned(shapes[path], dtype)
       self._read(leaf, out)
       yield path, out
 

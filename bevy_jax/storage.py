@@ -96,7 +96,7 @@ def experts(
 ) -> list[np.ndarray]:
   """Every expert of a store in float32 `[3, F, D]`, by key."""
   storage = form or store.dtype
-  return [decode(storage, np.asarray(b), shape) for b in store.blocks]
+  return [decode(storage, b.view, shape) for b in store.blocks]
 
 
 _unpack = jax.jit(quant.unpack, static_argnums=0)

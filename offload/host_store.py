@@ -10,8 +10,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-_ALIGNMENT = 64  # bytes; the CPU backend then takes the buffer as it is
-_KIND = 'pinned_host'
+from bevy_jax.offload import pinned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +18,12 @@ class HostStore:
   """Pinned blocks by key; what a block means is its maker's business.
 
   Attributes:
-    blocks: one array a key, in pinned host memory.
+    blocks: one a key, in pinned host memory.
     shape: of every block.
     dtype: of every block.
   """
 
-  blocks: tuple[jax.Array, ...] = dataclasses.field(repr=False)
+  blocks: tuple[pinned.Block, ...] = dataclasses.field(repr=False)
   shape: tuple[int, ...]
   dtype: np.dtype[Any]
 
@@ -36,6 +35,7 @@ class HostStore:
     dtype: np.dtype[Any],
     fill: Callable[[int, np.ndarray], None],
     device: jax.Device | None = None,
+    memory: pinned.Memory | None = None,
   ) -> Self:
     """Allocates and fills `count` blocks.
 
@@ -46,6 +46,7 @@ class HostStore:
       fill: called once a key, in order, with a fresh buffer to write in
         full and not to keep.
       device: whose pinned memory; the default device where not given.
+      memory: where the blocks come from; JAX's own where not given.
 
     Raises:
       ValueError: the blocks do not fit the host's memory, or the backend
@@ -53,18 +54,14 @@ class HostStore:
     """
     dtype = np.dtype(dtype)
     device = device or jax.local_devices()[0]
-    sharding = _sharding(device)
+    memory = memory or pinned.JaxMemory(shape, dtype, device)
     nbytes = math.prod(shape) * dtype.itemsize
     check_memory(count * nbytes, f'{count} experts of {nbytes:,} bytes')
-    blocks: list[jax.Array] = []
+    blocks: list[pinned.Block] = []
     for key in range(count):
       try:
-        # A fresh buffer each time: the CPU backend keeps it as the array's
-        # own memory, so a buffer used twice would change the first expert.
-        buffer = aligned(shape, dtype)
-        fill(key, buffer)
-        block = jax.device_put(buffer, sharding)
-        blocks.append(jax.block_until_ready(block))
+        blocks.append(memory.block())
+        fill(key, blocks[-1].view)
       except (MemoryError, jax.errors.JaxRuntimeError) as error:
         raise _cannot_pin(error, key, count, nbytes) from error
     return cls(tuple(blocks), tuple(shape), dtype)
@@ -82,13 +79,19 @@ class HostStore:
     """Bytes of all blocks."""
     return len(self.blocks) * self.block_bytes
 
-  def block(self, key: int) -> jax.Array:
+  def block(self, key: int) -> pinned.Block:
     """The pinned block of one expert; not to be donated or written."""
     return self.blocks[key]
 
+  def array(self, key: int) -> jax.Array:
+    """The same as a JAX array; its memory must be JAX's."""
+    array = self.blocks[key].array
+    assert array is not None, 'JAX does not know this memory'
+    return array
+
   def fingerprint(self, key: int, dtype: np.dtype[Any] | None = None) -> int:
     """Checksum of a block, as it is or as its copy in `dtype` would be."""
-    block = np.asarray(self.blocks[key])
+    block = self.blocks[key].view
     return fingerprint(block if dtype is None else block.astype(dtype))
 
 
@@ -96,14 +99,6 @@ def fingerprint(block: jax.Array | np.ndarray) -> int:
   """CRC-32 of an array's bytes in row-major order, to compare a slot with."""
   host = np.ascontiguousarray(np.asarray(block))
   return zlib.crc32(host.reshape(-1).view(np.uint8).data)
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-  """An uninitialised array at an address that backends need not copy."""
-  nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-  raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
-  skip = -raw.ctypes.data % _ALIGNMENT
-  return raw[skip : skip + nbytes].view(dtype).reshape(shape)
 
 
 def check_memory(needed: int, what: str) -> None:
@@ -144,16 +139,6 @@ def _fields(path: str) -> dict[str, int]:
     return {}
   words = [line.replace(':', ' ').split() for line in lines]
   return {w[0]: int(w[1]) for w in words if len(w) > 1 and w[1].isdigit()}
-
-
-def _sharding(device: jax.Device) -> jax.sharding.SingleDeviceSharding:
-  kinds = [memory.kind for memory in device.addressable_memories()]
-  if _KIND not in kinds:
-    raise ValueError(
-      f'{device} offers memory kinds {kinds}, and experts need {_KIND!r}. '
-      f'Use a JAX newer than {jax.__version__}, or another backend.'
-    )
-  return jax.sharding.SingleDeviceSharding(device, memory_kind=_KIND)
 
 
 def _cannot_pin(

@@ -31,7 +31,7 @@ class LlmTest(parameterized.TestCase):
     settings = SamplingParams(temperature=temperature, top_p=0.9, seed=5)
     (out,) = llm.generate(PROMPTS[:1], 8, settings)
     model = llm.model
-    blocks = [model.experts.block(k) for k in range(len(model.experts))]
+    blocks = [model.experts.block(k).view for k in range(len(model.experts))]
     shape = (len(model.config.moe_ids), model.config.num_experts)
     experts = reference.stack(blocks, shape)
     want = reference.generate(

@@ -119,7 +119,7 @@ class LoadingTest(parameterized.TestCase):
       loaded.params['head'], made['lm_head.weight'].T
     )
     # Layer 2 is the second MoE layer, so its expert 3 has key 4 + 3.
-    gate, up, down = np.asarray(loaded.experts.block(7))
+    gate, up, down = loaded.experts.block(7).view
     expert = prefix + 'mlp.experts.3.'
     np.testing.assert_array_equal(gate, made[expert + 'gate_proj.weight'])
     np.testing.assert_array_equal(up, made[expert + 'up_proj.weight'])

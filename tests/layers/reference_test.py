@@ -24,7 +24,9 @@ def _load(
 ) -> tuple[config_lib.ModelConfig, params_lib.Params, jnp.ndarray]:
   loaded = loading.load(_GOLDEN / case, param_dtype=jnp.float32)
   config, store = loaded.config, loaded.experts
-  blocks = [np.asarray(store.block(i), np.float32) for i in range(len(store))]
+  blocks = [
+    np.asarray(store.block(i).view, np.float32) for i in range(len(store))
+  ]
   bank = np.stack(blocks).reshape(
     len(config.moe_ids), config.num_experts, *config.expert_shape
   )

@@ -25,13 +25,13 @@ class HostStoreTest(parameterized.TestCase):
     wanted = np.empty(SHAPE, dtype)
     for key in range(5):
       fill(key, wanted)
-      np.testing.assert_array_equal(np.asarray(store.block(key)), wanted)
-      self.assertEqual(store.block(key).dtype, wanted.dtype)
+      np.testing.assert_array_equal(store.block(key).view, wanted)
+      self.assertEqual(store.array(key).dtype, wanted.dtype)
       self.assertEqual(store.fingerprint(key), host_store.fingerprint(wanted))
 
   def test_blocks_are_pinned(self):
     store = host_store.HostStore.build(2, SHAPE, BF16, fill)
-    self.assertEqual(store.block(1).sharding.memory_kind, 'pinned_host')
+    self.assertEqual(store.array(1).sharding.memory_kind, 'pinned_host')
 
   def test_bytes(self):
     store = host_store.HostStore.build(5, SHAPE, BF16, fill)
@@ -41,7 +41,7 @@ class HostStoreTest(parameterized.TestCase):
 
   def test_a_fingerprint_tells_what_a_slot_holds(self):
     store = host_store.HostStore.build(3, SHAPE, BF16, fill)
-    slot = jax.device_put(store.block(1), jax.memory.Space.Device)
+    slot = jax.device_put(store.array(1), jax.memory.Space.Device)
     self.assertEqual(host_store.fingerprint(slot), store.fingerprint(1))
     self.assertNotEqual(host_store.fingerprint(slot), store.fingerprint(2))
     changed = np.array(slot)
@@ -50,7 +50,7 @@ class HostStoreTest(parameterized.TestCase):
 
   def test_a_fingerprint_of_a_slot_of_another_dtype(self):
     store = host_store.HostStore.build(1, SHAPE, BF16, fill)
-    slot = store.block(0).astype(np.float32)
+    slot = store.array(0).astype(np.float32)
     got = store.fingerprint(0, np.dtype(np.float32))
     self.assertEqual(got, host_store.fingerprint(slot))
 
@@ -61,7 +61,7 @@ class HostStoreTest(parameterized.TestCase):
     store = host_store.HostStore.build(
       2, SHAPE, BF16, lambda key, out: addresses.append(out.ctypes.data)
     )
-    got = [block.unsafe_buffer_pointer() for block in store.blocks]
+    got = [b.array.unsafe_buffer_pointer() for b in store.blocks]
     self.assertEqual(got, addresses)
 
   def test_no_block_is_filled_where_they_do_not_fit(self):
@@ -114,7 +114,7 @@ class HostStoreTest(parameterized.TestCase):
       self.skipTest('other backends hold blocks outside of Python')
     tracemalloc.start()
     self.addCleanup(tracemalloc.stop)
-    shape = (3, 64, 128)
+    shape = (3, 128, 256)
     store = host_store.HostStore.build(
       8, shape, BF16, lambda key, out: out.fill(key)
     )

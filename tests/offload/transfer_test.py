@@ -19,7 +19,7 @@ def _store(count: int) -> host_store.HostStore:
 
 
 def _device_put(store: host_store.HostStore) -> transfer.DevicePut:
-  return transfer.DevicePut(store.block, jax.devices()[0])
+  return transfer.DevicePut(store.array, jax.devices()[0])
 
 
 def _drain(link: transfer.Transfer, count: int) -> list[transfer.Moved]:
@@ -131,7 +131,7 @@ class ThrottledTest(parameterized.TestCase):
     link = transfer.Throttled(
       _device_put(store), time.perf_counter_ns, store.block_bytes, gb_per_s
     )
-    jax.block_until_ready(jax.device_put(store.block(0)))
+    jax.block_until_ready(jax.device_put(store.array(0)))
     begun, landed, issued = time.perf_counter(), 0, 0
     while landed < count:
       while issued < count and link.pending() < 4:
