@@ -142,13 +142,7 @@ class Engine:
     experts = self._prefill_wave(prefill)
     if experts & ~self.table.resident[prefill.layer]:
       return False
-    batch = protocols.Batch(
-      'prefill',
-      prefill.layer,
-      slots=prefill.slots(self.table, experts),
-      distinct=self.table.hold(prefill.layer, experts),
-      finish=experts == prefill.need,
-    )
+    batch = prefill.batch(self.table, experts)
     self._begin(batch, prefill.group, experts)
     prefill.in_flight = True
     return True
@@ -175,16 +169,8 @@ class Engine:
       prefill.finish_chunk()
       return
     uses = prefill.arrive(layer, ended.choices)
-    hits = [e for e in uses if self.table.resident[layer] >> e & 1]
-    self.log.append(
-      events.PrefillRouted(
-        ended.time,
-        layer,
-        tuple(sorted(uses)),
-        sum(uses.values()),
-        sum(uses[e] for e in hits),
-      )
-    )
+    resident = self.table.resident[layer]
+    self.log.append(prefill_lib.routed(ended.time, layer, uses, resident))
     for expert in sorted(uses):
       self._loads.uses.touch(layer * self._model.num_experts + expert)
 
@@ -193,15 +179,7 @@ class Engine:
     numbers = tuple(p.request.number for p in prefill.group)
     self.log.append(events.Prefilled(self._executor.now(), numbers))
     self._prefill = None
-    entries = [
-      protocols.Entry(
-        p.row,
-        p.request.prompt[-1],
-        len(p.request.prompt) - 1,
-        p.request.sampling,
-      )
-      for p in prefill.group
-    ]
+    entries = prefill.entries()
     self.view.active += len(entries)
     self._begin(protocols.Batch('enter', -1, entries=entries), prefill.group, 0)
 
