@@ -2,7 +2,7 @@
 
 import bisect
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from bevy_jax import events, protocols
@@ -10,7 +10,7 @@ from bevy_jax import loads as loads_lib
 from bevy_jax import prefill as prefill_lib
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
-from bevy_jax.offload import slot_table
+from bevy_jax.offload import prefetch, slot_table
 
 # Called with a request and its new token; a reason ends the request.
 StopRule = Callable[[request_lib.Progress, int], str | None]
@@ -50,6 +50,7 @@ class Engine:
     slots: int,
     link_depth: int,
     stop: StopRule | None = None,
+    prefetcher: protocols.Prefetcher = prefetch.PREFETCHERS['none'],
   ):
     layers = len(model.moe_ids)
     self._model, self._layers = model, layers
@@ -60,7 +61,14 @@ class Engine:
       [], 0, 0, self.table.resident, self.table.loading, slots
     )
     self._loads = loads_lib.Loads(
-      self.table, executor, eviction, link_depth, rows, self.log.append
+      self.table,
+      executor,
+      eviction,
+      link_depth,
+      rows,
+      self.log.append,
+      prefetcher,
+      model.top_k,
     )
     # Where the last layer has experts, nothing behind them reads a prompt.
     self._prefilled = layers - model.moe_layers[-1]
@@ -194,6 +202,9 @@ class Engine:
     self._host.schedule += wanted - begun
     if prefill is None:
       self._loads.issue(wants, len(wants), 'demand')
+      if self._loads.guesses.on:
+        wants += [protocols.Want(p.layer, p.need) for p in self.view.waiting]
+        self._loads.prefetch(wants)
     else:
       wave = self._prefill_wave(prefill)
       wants.insert(0, protocols.Want(prefill.layer, wave))
@@ -299,6 +310,7 @@ class Engine:
     layer = (flight.layer + 1) % self._layers
     touched: dict[int, int] = {}
     stay: list[request_lib.Progress] = []
+    given: list[Sequence[Sequence[int]]] = []
     for i, p in enumerate(flight.group):
       if flight.kind == 'decode':
         p.position += 1
@@ -319,6 +331,8 @@ class Engine:
       self._revealed(p, ended.time)
       self._await(p)
       stay.append(p)
+      given += ended.guesses[i : i + 1]
+    self._loads.guesses.reveal(ended.time, layer, stay, given)
     self._loads.uses.reveal(
       layer, [p.row for p in stay], [p.choices for p in stay]
     )
@@ -363,6 +377,7 @@ class Engine:
     self.log.append(events.Finished(time, p.request.number, reason))
     self._rows[p.row] = None
     self._loads.uses.leave(p.row)
+    self._loads.guesses.leave(p.row)
     self.view.active -= 1
 
   def _set_floor(self) -> None:
