@@ -26,10 +26,13 @@ code broken on purpose:
   few prefetches in flight      PREFETCHED = 3
   prompts before prefetch       Engine._load prefetching beside a prefill
   no prefetch takes the wanted  Loads.prefetch barring only what is spared
-  a prefetch is kept for use    Guesses.kept always empty
-  only guesses are prefetched   Guesses.reveal without its pop
+  a prefetch is kept for use    Loads.issue barring the wants alone
+  it gives way to the wanted    Loads._make_room without its second look
+  no guess outlives its row     Guesses.leave without its clear
+  a guess ends where it tells   Guesses.reveal with get for pop
   one copy                      Guesses.missing without `& ~table.loading`
-  counters add up               figures.prefetch counting late ones twice
+  counters add up               figures._outcomes without its discard
+  seeded errors are the same    Oracle.guess with a generator of no seed
 """
 
 import dataclasses
@@ -379,6 +382,9 @@ class _Watch:
     self, layer: int, expert: int, needs: list[tuple[int, int]]
   ) -> None:
     loads, table = self._engine._loads, self._engine.table
+    for row, guesses in enumerate(loads.guesses._of):
+      left = self._engine._rows[row] is None
+      assert not (guesses and left), 'a guess outlives its row'
     expected = [n for at, n in loads.guesses.expected() if at == layer]
     assert any(n >> expert & 1 for n in expected), 'nobody needs this key'
     assert self._engine._prefill is None, 'a prefetch beside a prompt'
