@@ -80,23 +80,26 @@ class Loads:
             return
         self._begin(layer * table.experts + expert, cause)
 
-  def prefetch(self, wants: Sequence[protocols.Want]) -> None:
+  def prefetch(
+    self, wants: Sequence[protocols.Want], most: int = PREFETCHED
+  ) -> None:
     """Loads what is guessed where the link has no other work.
 
     Only where none of the wants misses anything that is not on its way, and
-    with fewer than `PREFETCHED` loads in flight. Never gives up what the
+    with fewer than `most` loads in flight. Never gives up what the
     wants await, nor an earlier prefetch that is still expected; guarded, it
     gives up nothing that is expected and only what is less likely to be used
     in a pass than the guess is to be right.
 
     Args:
       wants: everything that anybody awaits.
+      most: see `PREFETCHED`.
     """
     table, guesses = self._table, self.guesses
     for layer, experts in wants:
       if experts & ~table.resident[layer] & ~table.loading[layer]:
         return
-    bound = min(PREFETCHED, self._depth)
+    bound = min(most, self._depth)
     victim, barred = -1, None
     for key, chance in guesses.missing() if self.in_flight < bound else ():
       if self.in_flight >= bound:
