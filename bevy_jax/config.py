@@ -10,7 +10,7 @@ import jax
 from bevy_jax import baselines, protocols, runahead
 from bevy_jax import trace as trace_lib
 from bevy_jax.layers import config as model_config
-from bevy_jax.offload import eviction, host_store, prefetch
+from bevy_jax.offload import eviction, host_store, patterns, prefetch
 
 SCHEDULERS: dict[str, protocols.Scheduler] = {
   'lockstep': baselines.Lockstep(),
@@ -232,9 +232,16 @@ def make_prefetch(
   found, warm = parse_prefetch(text)
   if not warm:
     return found
-  counts = _trace(trace, layers, experts).counts()
-  warmed: Any = dataclasses.replace(found, counts=counts)  # type: ignore
-  return warmed
+  return warmed(found, _trace(trace, layers, experts).counts())
+
+
+def warmed(
+  prefetcher: protocols.Prefetcher, counts: patterns.Counts
+) -> protocols.Prefetcher:
+  """A `transition` or `popularity` that starts from counts."""
+  known = prefetch.Transition | prefetch.Popularity
+  assert isinstance(prefetcher, known), 'it counts nothing'
+  return dataclasses.replace(prefetcher, counts=counts)
 
 
 def parse_link(link: str) -> tuple[str, float, float]:

@@ -29,28 +29,30 @@ class Seen(NamedTuple):
   figures: dict[str, Any]
 
 
-class _Still:
+class Still:
   """An executor whose loads land when the replay says so."""
 
   chunk = 1
 
   def now(self) -> int:
+    """See `Executor`."""
     return 0
 
   def load(self, key: int, slot: int) -> None:
-    pass
+    """See `Executor`."""
 
   def launch(self, number: int, batch: protocols.Batch) -> None:
-    pass
+    """See `Executor`."""
 
   def poll(self) -> list[protocols.Landed | protocols.Ended]:
+    """See `Executor`."""
     return []
 
   def wait(self) -> None:
-    pass
+    """See `Executor`."""
 
   def close(self) -> None:
-    pass
+    """See `Executor`."""
 
 
 def see(
@@ -94,7 +96,7 @@ def see(
   log: list[events.Event] = []
   line = loads.Loads(
     table,
-    _Still(),
+    Still(),
     eviction,
     slots,
     len(requests),
@@ -107,7 +109,7 @@ def see(
     first = len(log) if number == warmup * trace.layers else first
     if ahead:
       line.prefetch([], ahead)
-      _land(line, table)
+      land(line, table)
     _reveal(line, step, _future(path, number, prefetcher.gates))
     misses.append(_fill(line, table, step, slots))
     if step.layer == trace.layers - 1:
@@ -158,14 +160,15 @@ def _fill(
     wave = baselines.wave(left, slots)
     count += (wave & ~table.resident[step.layer]).bit_count()
     line.issue([protocols.Want(step.layer, wave)], 1, 'demand')
-    _land(line, table)
+    land(line, table)
     table.hold(step.layer, wave)
     table.release(step.layer, wave)
     left &= ~wave
   return count
 
 
-def _land(line: loads.Loads, table: slot_table.SlotTable) -> None:
+def land(line: loads.Loads, table: slot_table.SlotTable) -> None:
+  """All loads in flight land."""
   for layer, loading in enumerate(table.loading):
     for expert in slot_table.bits(loading):
       line.landed(protocols.Landed(0, layer * table.experts + expert))

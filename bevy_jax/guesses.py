@@ -162,13 +162,14 @@ class Guesses:
     ):
       target = (layer + 1 + ahead) % len(self._table.resident)
       for row, some, chance in zip(numbers, lists, odds, strict=True):
+        singly = {e: c for e, c in zip(some, chance, strict=True) if e >= 0}
+        experts = 0
+        for expert in singly:
+          experts |= 1 << expert
         before = self._of[row].get(target)
-        experts = before.experts if before else 0
-        singly = dict(before.chances) if before else {}
-        for expert, likely in zip(some, chance, strict=True):
-          if expert >= 0:
-            experts |= 1 << expert
-            singly[expert] = likely
+        if before is not None:
+          experts |= before.experts
+          singly = before.chances | singly
         self._of[row][target] = _Guess(experts, singly)
 
 

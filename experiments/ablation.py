@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bevy_jax import config as config_lib
-from bevy_jax import foresight, replay
+from bevy_jax import foresight, protocols, replay
 from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import configs, run
 from bevy_jax.offload import eviction as eviction_lib
@@ -79,9 +79,8 @@ def replayed(
   """
   for name in grid.evictions:
     config_lib.choose('eviction', name, [*config_lib.names(), 'belady'])
-  prefetchers = {
-    name: config_lib.parse_prefetch(name)[0] for name in grid.prefetchers
-  }
+  for name in grid.prefetchers:
+    config_lib.parse_prefetch(name)
   pairs = trace.layers * trace.num_experts
   skip = warmup * trace.layers
   for rows, cache in itertools.product(grid.requests, grid.caches):
@@ -94,7 +93,7 @@ def replayed(
     steps = replay.path(trace, range(rows), tokens)
     uses = sum(len(step.keys) for step in steps[skip:])
     best = sum(replay.misses(trace, range(rows), tokens, slots, None)[skip:])
-    for name, prefetch in itertools.product(grid.evictions, prefetchers):
+    for name, prefetch in itertools.product(grid.evictions, grid.prefetchers):
       rule = _rule(name, trace, rows)
       if rule is None and prefetch != grid.prefetchers[0]:
         continue
@@ -109,8 +108,8 @@ def replayed(
       found, misses = {}, best
       if rule is not None:
         seen = foresight.see(
-          trace, range(rows), tokens, slots, rule, prefetchers[prefetch],
-          ahead=ahead, warmup=warmup,
+          trace, range(rows), tokens, slots, rule,
+          _prefetcher(prefetch, trace, rows), ahead=ahead, warmup=warmup,
         )  # fmt: skip
         found, misses = seen.figures, sum(seen.misses[skip:])
       row['misses'] = misses
@@ -125,18 +124,32 @@ def _rule(
   if name == 'belady':
     return None
   if name == 'static':
-    # Popularity of requests that do not decode here: a trace's own routing
-    # would tell the future.
-    other = dataclasses.replace(
-      trace, experts=trace.experts[rows:], lengths=trace.lengths[rows:]
-    )
-    if not len(other.lengths):
-      raise ValueError(
-        f"eviction 'static' needs requests beside the {rows} that decode, "
-        'and the trace has no more.'
-      )
-    return eviction_lib.Static(popularity=other.popularity())
+    others = _others(trace, rows, "eviction 'static'")
+    return eviction_lib.Static(popularity=others.popularity())
   return config_lib.EVICTIONS[name]
+
+
+def _prefetcher(
+  name: str, trace: trace_lib.Trace, rows: int
+) -> protocols.Prefetcher:
+  found, warm = config_lib.parse_prefetch(name)
+  if warm:
+    counts = _others(trace, rows, f'prefetch {name!r}').counts()
+    found = config_lib.warmed(found, counts)
+  return found
+
+
+def _others(trace: trace_lib.Trace, rows: int, what: str) -> trace_lib.Trace:
+  """Requests that do not decode: a trace's own would tell the future."""
+  found = dataclasses.replace(
+    trace, experts=trace.experts[rows:], lengths=trace.lengths[rows:]
+  )
+  if not len(found.lengths):
+    raise ValueError(
+      f'{what} needs requests beside the {rows} that decode, and the trace '
+      'has no more.'
+    )
+  return found
 
 
 def measured(

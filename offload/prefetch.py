@@ -6,7 +6,7 @@ loaded for it is not its affair: see `bevy_jax.loads`.
 """
 
 import dataclasses
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -129,11 +129,13 @@ class NextGate(_Base):
 
   def guess(self, patterns: Patterns, layer: int, streams: Ids) -> Guess:
     """See `Prefetcher`."""
-    ahead, targets = np.arange(self.depth), self.targets(patterns, layer)
-    ids = patterns.given[ahead[:, None], np.array(targets)[:, None], streams]
-    right, told = patterns.right, patterns.told
-    rate = (right[ahead, targets] + 1) / (told[ahead, targets] + 1)
-    return Guess(ids, np.broadcast_to(rate[:, None], ids.shape))
+    shape = (self.depth, len(streams), patterns.top_k)
+    ids, chance = np.empty(shape, np.intp), np.empty(shape)
+    for ahead, target in enumerate(self.targets(patterns, layer)):
+      ids[ahead] = patterns.given[ahead, target, streams]
+      right, told = patterns.right[ahead, target], patterns.told[ahead, target]
+      chance[ahead] = (right + 1) / (told + 1)
+    return Guess(ids, chance)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,8 @@ class Transition(_Base):
   """What tokens used next that used the same here: first order, by layer.
 
   The chance of f is the mean of P(f next | e here) over the experts e that a
-  stream uses; more layers ahead the chances are carried on by the same rule.
+  stream uses; more layers ahead the likeliest ones are carried on by the same
+  rule, each weighed by its own chance.
 
   Attributes:
     counts: pairs counted before the run; those of the run are added.
@@ -161,16 +164,19 @@ class Transition(_Base):
 
   def guess(self, patterns: Patterns, layer: int, streams: Ids) -> Guess:
     """See `Prefetcher`."""
-    counts, n = patterns.counts, len(streams)
-    belief = np.zeros((n, patterns.experts), np.float32)
-    belief[np.arange(n)[:, None], patterns.ids[layer, streams]] = 1
-    chances = np.empty((self.depth, n, patterns.experts))
+    counts, ids = patterns.counts, patterns.ids[layer, streams]
+    weights = np.ones(ids.shape, np.float32)
+    shape = (self.depth, *ids.shape)
+    found = Guess(np.empty(shape, np.intp), np.empty(shape))
     for ahead in range(self.depth):
       here = (layer + ahead) % patterns.layers
-      each = counts.followed[here] * np.float32(patterns.top_k)
-      belief = (belief / np.maximum(each, 1)) @ counts.pairs[here]
-      chances[ahead] = belief
-    return best(chances, patterns.top_k)
+      each = np.maximum(1, counts.followed[here][ids]) * patterns.top_k
+      # Rows by index, not a product of matrices: its threads would wait for
+      # cores that others use.
+      chances = np.einsum('nk,nkf->nf', weights / each, counts.pairs[here][ids])
+      ids, weights = best(chances, patterns.top_k)
+      found.ids[ahead], found.chance[ahead] = ids, weights
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,9 +199,9 @@ class Popularity(_Base):
     targets = self.targets(patterns, layer)
     passes = np.maximum(1, patterns.counts.passes[targets])
     rates = patterns.counts.popular[targets] / passes[:, None]
-    found = best(rates[:, None], patterns.top_k)
-    shape = (self.depth, len(streams), patterns.top_k)
-    return Guess(*(np.broadcast_to(array, shape) for array in found))
+    found = best(rates, patterns.top_k)
+    n = len(streams)
+    return Guess(*(np.repeat(array[:, None], n, 1) for array in found))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -268,13 +274,10 @@ class Oracle(_Base):
     return Guess(ids, np.full(ids.shape, self.p))
 
 
-def best(chances: npt.NDArray[np.float64], count: int) -> Guess:
-  """The `count` likeliest of float[ahead, n, expert]; ties: the lowest id."""
-  size = chances.shape[-1]
-  # Tiny and all different: equal chances would be taken in any order.
-  order = chances - np.arange(size) * 1e-12
-  ids = np.argpartition(order, size - count, axis=-1)[..., size - count :]
-  return Guess(ids, np.take_along_axis(chances, ids, -1))
+def best(chances: npt.NDArray[Any], count: int) -> Guess:
+  """The `count` likeliest of float[n, expert]; ties: the lowest id."""
+  ids = np.argsort(-chances, axis=1, kind='stable')[:, :count]
+  return Guess(ids, chances[np.arange(len(ids))[:, None], ids])
 
 
 PREFETCHERS: dict[str, Prefetcher] = {
