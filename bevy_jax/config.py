@@ -3,13 +3,14 @@
 import dataclasses
 import difflib
 import math
+from typing import Any
 
 import jax
 
 from bevy_jax import baselines, protocols, runahead
 from bevy_jax import trace as trace_lib
 from bevy_jax.layers import config as model_config
-from bevy_jax.offload import eviction, host_store
+from bevy_jax.offload import eviction, host_store, patterns, prefetch
 
 SCHEDULERS: dict[str, protocols.Scheduler] = {
   'lockstep': baselines.Lockstep(),
@@ -17,6 +18,7 @@ SCHEDULERS: dict[str, protocols.Scheduler] = {
 }
 # `static` is made from a trace; `belady` would need the future.
 EVICTIONS = eviction.EVICTIONS
+PREFETCHERS = prefetch.PREFETCHERS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,10 @@ class EngineConfig:
     requests: R, rows that decode at the same time; more requests wait.
     scheduler: a name of `SCHEDULERS`.
     eviction: a name of `EVICTIONS`, or 'static' with a trace.
-    trace: a routing trace whose most used experts `static` keeps.
+    prefetch: a name of `PREFETCHERS`, with options as in
+      'transition:depth=2:confidence=0.3'; see `parse_prefetch`.
+    trace: a routing trace whose most used experts `static` keeps, and that
+      `transition` and `popularity` start from with `warm=true`.
     link: 'device_put', or 'throttled:GB_PER_S[:LATENCY_US]'.
     link_depth: loads on the link at once.
     context: positions a row can hold; 0 for what the requests need.
@@ -46,6 +51,7 @@ class EngineConfig:
   requests: int = 8
   scheduler: str = 'runahead'
   eviction: str = 'lfu_decayed'
+  prefetch: str = 'none'
   trace: str = ''
   link: str = 'device_put'
   link_depth: int = 4
@@ -58,6 +64,7 @@ class EngineConfig:
   def __post_init__(self) -> None:
     choose('scheduler', self.scheduler, SCHEDULERS)
     check_eviction(self.eviction, self.trace)
+    check_prefetch(self.prefetch, self.trace)
     choose('dtype', self.dtype, ('auto', 'float32', 'bfloat16'))
     parse_link(self.link)
     for name, least in (
@@ -129,14 +136,112 @@ def make_eviction(
   """
   if name != 'static':
     return EVICTIONS[name]
-  found = trace_lib.load(trace)
+  return eviction.Static(popularity=_trace(trace, layers, experts).popularity())
+
+
+def _trace(path: str, layers: int, experts: int) -> trace_lib.Trace:
+  found = trace_lib.load(path)
   if (found.layers, found.num_experts) != (layers, experts):
     raise ValueError(
-      f'trace {trace} has {found.layers} layers of {found.num_experts} '
+      f'trace {path} has {found.layers} layers of {found.num_experts} '
       f'experts, but the model has {layers} of {experts}; give a trace of '
       'this model.'
     )
-  return eviction.Static(popularity=found.popularity())
+  return found
+
+
+def parse_prefetch(text: str) -> tuple[protocols.Prefetcher, bool]:
+  """A prefetcher, and whether it is to start from a trace's counts.
+
+  NAME[:OPTION=VALUE...]: depth, confidence, guarded for all, warm for
+  `transition` and `popularity`, p and seed for `oracle`.
+  """
+  name, *options = text.split(':')
+  choose('prefetch', name, PREFETCHERS)
+  base: Any = PREFETCHERS[name]
+  known = {f.name for f in dataclasses.fields(base)}
+  warms = 'counts' in known
+  known = known - {'counts'} | ({'warm'} if warms else set())
+  values: dict[str, Any] = {}
+  for option in options if name != 'none' else ():
+    key, _, value = option.partition('=')
+    choose(f'prefetch {name!r}: option', key, sorted(known))
+    kind = type(getattr(base, key, False))
+    values[key] = _option(text, key, value, kind)
+  if name == 'none' and options:
+    raise ValueError(f"prefetch is {text!r}; 'none' takes no options.")
+  warm = values.pop('warm', False)
+  return dataclasses.replace(base, **values), warm
+
+
+def _option(text: str, key: str, value: str, kind: type) -> object:
+  """One option's value; ValueError where it is not in its range."""
+  least, most = {
+    'depth': (1, 64),
+    'confidence': (0, 1),
+    'p': (0, 1),
+    'seed': (0, 2**31 - 1),
+  }.get(key, (0, 1))
+  try:
+    if kind is bool:
+      return {'true': True, 'false': False}[value]
+    number = kind(value)
+    if least <= number <= most:
+      return number
+  except (KeyError, ValueError):
+    pass
+  form = 'true or false' if kind is bool else f'{least} to {most}'
+  raise ValueError(
+    f'prefetch is {text!r}; {key} must be {form}, not {value!r}.'
+  )
+
+
+def check_prefetch(text: str, trace: str) -> None:
+  """ValueError where an engine cannot run what this text asks for."""
+  prefetcher, warm = parse_prefetch(text)
+  refuse_oracle(prefetcher)
+  if warm and not trace:
+    raise ValueError(
+      f'prefetch {text!r} starts from the counts of a routing trace; name one '
+      'with trace (--set=engine.trace=FILE).'
+    )
+
+
+def refuse_oracle(prefetcher: protocols.Prefetcher) -> None:
+  """ValueError for a prefetcher that needs the future."""
+  if isinstance(prefetcher, prefetch.Oracle):
+    known = [name for name in PREFETCHERS if name != 'oracle']
+    raise ValueError(
+      "prefetch 'oracle' guesses what will be used from the future, which no "
+      'running engine can know; replay a trace with it (experiments.ablate '
+      f'--trace=FILE) or choose one of {known}.'
+    )
+
+
+def make_prefetch(
+  text: str, trace: str, layers: int, experts: int
+) -> protocols.Prefetcher:
+  """The prefetcher of a text that `parse_prefetch` accepts.
+
+  Args:
+    text: name and options.
+    trace: where the trace lies, read with `warm` alone.
+    layers: layers of the model that have experts.
+    experts: experts of a layer; ValueError where the trace has others.
+  """
+  found, warm = parse_prefetch(text)
+  if not warm:
+    return found
+  return warmed(found, _trace(trace, layers, experts).counts())
+
+
+def warmed(
+  prefetcher: protocols.Prefetcher, counts: patterns.Counts
+) -> protocols.Prefetcher:
+  """A `transition` or `popularity` that starts from counts."""
+  known = prefetch.Transition | prefetch.Popularity
+  assert isinstance(prefetcher, known), 'it counts nothing'
+  return dataclasses.replace(prefetcher, counts=counts)
 
 
 def parse_link(link: str) -> tuple[str, float, float]:

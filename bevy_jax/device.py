@@ -85,6 +85,7 @@ class DeviceExecutor:
     self._running: deque[_Running] = deque()
     self._rings: dict[tuple[str, int], control.ControlRing] = {}
     self._warm_up()
+    self._warm_gates = {0}
 
   def now(self) -> int:
     """See `Executor`."""
@@ -140,6 +141,19 @@ class DeviceExecutor:
     self._link = link or self._link
     self._transfer = self._make_transfer(self._link)
 
+  def set_gates(self, depth: int) -> None:
+    """Lets decode answers guess for so many MoE layers ahead; 0 for none.
+
+    A number that was not asked for before is compiled first.
+    """
+    assert not self._running, 'launches in flight answer as they were begun'
+    self._programs.set_gates(depth)
+    if depth not in self._warm_gates:
+      self._warm_gates.add(depth)
+      for batch in self._decode_padding():
+        self.launch(-1, batch)
+        self.close()
+
   def close(self) -> None:
     """See `Executor`."""
     while self._running:
@@ -161,14 +175,8 @@ class DeviceExecutor:
     table = np.asarray(running.answer)
     if running.rows:
       table = table[: running.rows]
-    lists = table.tolist()
-    return protocols.Ended(
-      self.now(),
-      running.number,
-      [r[0] for r in lists],
-      [bool(r[1]) for r in lists],
-      [tuple(r[2:]) for r in lists],
-    )
+    answer = steps.read(self._model, table)
+    return protocols.Ended(self.now(), running.number, *answer)
 
   def _enter(self, entries: Sequence[protocols.Entry]) -> jax.Array:
     group = self._bucket(len(entries))
@@ -177,7 +185,7 @@ class DeviceExecutor:
     table[:, 0] = self.rows
     for line, entry in zip(table, entries, strict=False):
       line[:] = [entry.row, *_registers(entry)]
-    stage = self._programs.entry
+    stage = self._programs.enter
     program = self._programs.get('enter', stage.segment)
     caches = self._caches_of(stage)
     self._state, caches, answer = program(
@@ -330,6 +338,10 @@ class DeviceExecutor:
           yield protocols.Batch('prefill', layer)
       if waves:
         yield protocols.Batch('prefill', 0, finish=False)
+    yield from self._decode_padding()
+
+  def _decode_padding(self) -> Iterator[protocols.Batch]:
+    programs, model = self._programs, self._model
     nobody = request_lib.SamplingParams()
     for rows in programs.buckets:
       away = [self.rows] * rows

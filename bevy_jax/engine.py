@@ -2,7 +2,7 @@
 
 import bisect
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from bevy_jax import events, protocols
@@ -10,7 +10,7 @@ from bevy_jax import loads as loads_lib
 from bevy_jax import prefill as prefill_lib
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
-from bevy_jax.offload import slot_table
+from bevy_jax.offload import prefetch, slot_table
 
 # Called with a request and its new token; a reason ends the request.
 StopRule = Callable[[request_lib.Progress, int], str | None]
@@ -50,6 +50,7 @@ class Engine:
     slots: int,
     link_depth: int,
     stop: StopRule | None = None,
+    prefetcher: protocols.Prefetcher = prefetch.PREFETCHERS['none'],
   ):
     layers = len(model.moe_ids)
     self._model, self._layers = model, layers
@@ -60,7 +61,14 @@ class Engine:
       [], 0, 0, self.table.resident, self.table.loading, slots
     )
     self._loads = loads_lib.Loads(
-      self.table, executor, eviction, link_depth, rows, self.log.append
+      self.table,
+      executor,
+      eviction,
+      link_depth,
+      rows,
+      self.log.append,
+      prefetcher,
+      model.top_k,
     )
     # Where the last layer has experts, nothing behind them reads a prompt.
     self._prefilled = layers - model.moe_layers[-1]
@@ -142,13 +150,7 @@ class Engine:
     experts = self._prefill_wave(prefill)
     if experts & ~self.table.resident[prefill.layer]:
       return False
-    batch = protocols.Batch(
-      'prefill',
-      prefill.layer,
-      slots=prefill.slots(self.table, experts),
-      distinct=self.table.hold(prefill.layer, experts),
-      finish=experts == prefill.need,
-    )
+    batch = prefill.batch(self.table, experts)
     self._begin(batch, prefill.group, experts)
     prefill.in_flight = True
     return True
@@ -175,16 +177,8 @@ class Engine:
       prefill.finish_chunk()
       return
     uses = prefill.arrive(layer, ended.choices)
-    hits = [e for e in uses if self.table.resident[layer] >> e & 1]
-    self.log.append(
-      events.PrefillRouted(
-        ended.time,
-        layer,
-        tuple(sorted(uses)),
-        sum(uses.values()),
-        sum(uses[e] for e in hits),
-      )
-    )
+    resident = self.table.resident[layer]
+    self.log.append(prefill_lib.routed(ended.time, layer, uses, resident))
     for expert in sorted(uses):
       self._loads.uses.touch(layer * self._model.num_experts + expert)
 
@@ -193,15 +187,7 @@ class Engine:
     numbers = tuple(p.request.number for p in prefill.group)
     self.log.append(events.Prefilled(self._executor.now(), numbers))
     self._prefill = None
-    entries = [
-      protocols.Entry(
-        p.row,
-        p.request.prompt[-1],
-        len(p.request.prompt) - 1,
-        p.request.sampling,
-      )
-      for p in prefill.group
-    ]
+    entries = prefill.entries()
     self.view.active += len(entries)
     self._begin(protocols.Batch('enter', -1, entries=entries), prefill.group, 0)
 
@@ -216,6 +202,9 @@ class Engine:
     self._host.schedule += wanted - begun
     if prefill is None:
       self._loads.issue(wants, len(wants), 'demand')
+      if self._loads.guesses.on:
+        wants += [protocols.Want(p.layer, p.need) for p in self.view.waiting]
+        self._loads.prefetch(wants)
     else:
       wave = self._prefill_wave(prefill)
       wants.insert(0, protocols.Want(prefill.layer, wave))
@@ -321,6 +310,7 @@ class Engine:
     layer = (flight.layer + 1) % self._layers
     touched: dict[int, int] = {}
     stay: list[request_lib.Progress] = []
+    given: list[Sequence[Sequence[int]]] = []
     for i, p in enumerate(flight.group):
       if flight.kind == 'decode':
         p.position += 1
@@ -341,6 +331,8 @@ class Engine:
       self._revealed(p, ended.time)
       self._await(p)
       stay.append(p)
+      given += ended.guesses[i : i + 1]
+    self._loads.guesses.reveal(ended.time, layer, stay, given)
     self._loads.uses.reveal(
       layer, [p.row for p in stay], [p.choices for p in stay]
     )
@@ -385,6 +377,7 @@ class Engine:
     self.log.append(events.Finished(time, p.request.number, reason))
     self._rows[p.row] = None
     self._loads.uses.leave(p.row)
+    self._loads.guesses.leave(p.row)
     self.view.active -= 1
 
   def _set_floor(self) -> None:

@@ -1,6 +1,7 @@
 """The event log: everything that a report, a timeline or a bound needs.
 
-Schema version 1. Times are integers in nanoseconds of the executor's clock;
+Schema version 2; since 1: loads for 'prefetch', and `Judged`. Times are
+integers in nanoseconds of the executor's clock;
 `key` is layer * experts + expert id, layers counted among those with
 experts. A line of an event file is one JSON object: `event` names the class.
 """
@@ -10,7 +11,7 @@ import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +40,11 @@ class Prefilled(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadIssued(Event):
-  """A load began: for 'demand', 'reload' (robbed before) or 'prefill'."""
+  """A load began.
+
+  For 'demand', 'reload' (robbed before), 'prefill', or 'prefetch': nobody
+  awaits it yet.
+  """
 
   key: int
   slot: int
@@ -110,6 +115,32 @@ class Routed(Event):
   experts: tuple[int, ...]
   hits: int
   position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judged(Event):
+  """A router revealed what had been guessed: distinct experts, counted.
+
+  Away is what is not resident, or is so only because a prefetch brought it
+  and nobody has used it since: it would have been missing without.
+
+  Attributes:
+    request: whose.
+    layer: where.
+    guessed: experts that were guessed.
+    right: those of them that are used.
+    away: guessed ones that are away.
+    useful: guessed ones that are away and used.
+    missing: used ones that are away.
+  """
+
+  request: int
+  layer: int
+  guessed: int
+  right: int
+  away: int
+  useful: int
+  missing: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

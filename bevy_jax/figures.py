@@ -70,10 +70,66 @@ def cache(log: Sequence[events.Event]) -> dict[str, Any]:
     'loads': sum(cause != 'prefill' for cause in causes),
     'demand_loads': causes.count('demand'),
     'reloads': causes.count('reload'),
+    'prefetch_loads': causes.count('prefetch'),
     'wasted_loads': sum(
       isinstance(e, events.Evicted) and not e.used for e in log
     ),
   }
+
+
+def prefetch(
+  log: Sequence[events.Event],
+  experts: int,
+  first: int,
+  last: int,
+  block_bytes: int,
+) -> dict[str, Any]:
+  """What guesses were worth, and what came of the loads made for them.
+
+  Args:
+    log: all events, since a prefetch may begin long before it is used.
+    experts: experts of a layer.
+    first: index after which the measured window counts.
+    last: index before which it does.
+    block_bytes: bytes of an expert.
+  """
+  judged = [e for e in log[first + 1 : last] if isinstance(e, events.Judged)]
+  guessed = sum(e.guessed for e in judged)
+  useful = sum(e.useful for e in judged)
+  late, wasted = _outcomes(log, experts, first, last)
+  return {
+    'guess_accuracy': part(sum(e.right for e in judged), guessed),
+    'missing_recall': part(useful, sum(e.missing for e in judged)),
+    'missing_precision': part(useful, sum(e.away for e in judged)),
+    'late_prefetches': late,
+    'wasted_prefetches': wasted,
+    'wasted_prefetch_bytes': wasted * block_bytes,
+  }
+
+
+def _outcomes(
+  log: Sequence[events.Event], experts: int, first: int, last: int
+) -> tuple[int, int]:
+  """Prefetches needed before they landed, and those evicted unused."""
+  coming: set[int] = set()
+  prefetched: set[int] = set()
+  late = wasted = 0
+  for i, event in enumerate(log):
+    inside = first < i < last
+    if isinstance(event, events.LoadIssued):
+      prefetched.discard(event.key)
+      if event.cause == 'prefetch':
+        coming.add(event.key)
+        prefetched.add(event.key)
+    elif isinstance(event, events.LoadLanded):
+      coming.discard(event.key)
+    elif isinstance(event, events.Routed) and coming:
+      found = coming & {event.layer * experts + e for e in event.experts}
+      coming -= found
+      late += inside * len(found)
+    elif isinstance(event, events.Evicted):
+      wasted += inside and not event.used and event.key in prefetched
+  return late, wasted
 
 
 def prefill(log: Sequence[events.Event]) -> dict[str, Any]:

@@ -114,11 +114,19 @@ class LLM:
     return cls(loading.load(path, param_dtype=dtype), config)
 
   def engine(
-    self, scheduler: str = '', eviction: str = ''
+    self,
+    scheduler: str = '',
+    eviction: str = '',
+    prefetch: str | protocols.Prefetcher = '',
   ) -> engine_lib.Engine:
-    """A fresh engine with a cold cache on this device; ends any other."""
+    """A fresh engine with a cold cache on this device; ends any other.
+
+    What is not named is the config's; a prefetcher may come as it is.
+    """
     config = self.config
+    prefetcher = self.prefetcher(prefetch or config.prefetch)
     self.executor.drain()
+    self.executor.set_gates(prefetcher.gates)
     self._engine = engine_lib.Engine(
       self.model.config,
       self.executor,
@@ -128,8 +136,22 @@ class LLM:
       slots=self.slots,
       link_depth=config.link_depth,
       stop=self._on_token,
+      prefetcher=prefetcher,
     )
     return self._engine
+
+  def prefetcher(
+    self, prefetch: str | protocols.Prefetcher
+  ) -> protocols.Prefetcher:
+    """A prefetcher by name and options, or itself; no oracle."""
+    if isinstance(prefetch, str):
+      config_lib.check_prefetch(prefetch, self.config.trace)
+      layers = len(self.model.config.moe_ids)
+      prefetch = config_lib.make_prefetch(
+        prefetch, self.config.trace, layers, self.model.config.num_experts
+      )
+    config_lib.refuse_oracle(prefetch)
+    return prefetch
 
   def eviction(self, name: str) -> protocols.Eviction:
     """The eviction of a name; ValueError where its trace does not fit."""

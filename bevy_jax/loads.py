@@ -6,8 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bevy_jax import events, protocols
-from bevy_jax.offload import slot_table
+from bevy_jax import guesses as guesses_lib
+from bevy_jax.offload import prefetch, slot_table
 from bevy_jax.offload import uses as uses_lib
+
+# A prefetch begins only where fewer loads than this are in flight. Two keep
+# the link busy between two looks of the engine; a demand then waits for the
+# rest of two loads at most.
+PREFETCHED = 2
 
 
 class Loads:
@@ -16,6 +22,7 @@ class Loads:
   Attributes:
     in_flight: loads that have not landed.
     uses: what the eviction knows.
+    guesses: what the prefetcher expects.
   """
 
   def __init__(
@@ -26,9 +33,13 @@ class Loads:
     depth: int,
     rows: int,
     log: Callable[[events.Event], None],
+    prefetcher: protocols.Prefetcher = prefetch.PREFETCHERS['none'],
+    top_k: int = 1,
   ):
     self._table, self._executor, self._log = table, executor, log
     self._eviction, self._depth = eviction, depth
+    self._top_k = top_k
+    self.guesses = guesses_lib.Guesses(prefetcher, table, rows, top_k, log)
     self.uses = uses_lib.Uses(
       len(table.resident), table.experts, rows, eviction.estimates
     )
@@ -52,7 +63,8 @@ class Loads:
     """Loads what the first `limit` wants miss, as far as link and room go.
 
     All wants protect what they await; the later ones lose it where nothing
-    else is left, the last one first.
+    else is left, the last one first. What a prefetch loaded and a standing
+    guess expects goes after what nobody wants, before what a want awaits.
     """
     table = self._table
     barred: npt.NDArray[np.float64] | None = None
@@ -62,13 +74,59 @@ class Loads:
         if self.full:
           return
         if not table.free:
-          barred = table.barring(wants) if barred is None else barred
+          if barred is None:
+            barred = table.barring([*wants, *self.guesses.kept()])
           if not self._make_room(wants, rank, barred):
             return
         self._begin(layer * table.experts + expert, cause)
 
+  def prefetch(
+    self, wants: Sequence[protocols.Want], most: int = PREFETCHED
+  ) -> None:
+    """Loads what is guessed where the link has no other work.
+
+    Only where none of the wants misses anything that is not on its way, and
+    with fewer than `most` loads in flight. Never gives up what the
+    wants await, nor an earlier prefetch that is still expected; guarded, it
+    gives up nothing that is expected and only what is less likely to be used
+    in a pass than the guess is to be right.
+
+    Args:
+      wants: everything that anybody awaits.
+      most: see `PREFETCHED`.
+    """
+    table, guesses = self._table, self.guesses
+    for layer, experts in wants:
+      if experts & ~table.resident[layer] & ~table.loading[layer]:
+        return
+    bound = min(most, self._depth)
+    victim, barred = -1, None
+    for key, chance in guesses.missing() if self.in_flight < bound else ():
+      if self.in_flight >= bound:
+        return
+      if not table.free:
+        if barred is None:
+          spared = guesses.expected() if guesses.guarded else guesses.kept()
+          barred = table.barring([*wants, *spared])
+        if victim < 0:
+          victim = self._eviction.victim(barred, self.uses)
+          if barred[victim]:
+            return
+        if guesses.guarded and self._warmth(victim) >= chance:
+          continue
+        barred[victim] = np.inf
+        self._evict(victim)
+        victim = -1
+      self._begin(key, 'prefetch')
+
+  def _warmth(self, key: int) -> float:
+    """How likely any row uses a key in its next pass, by its past."""
+    return self.uses.chance(key, self._top_k, self.guesses.rows)
+
   def _begin(self, key: int, cause: str) -> None:
     slot = self._table.begin_load(key)
+    if cause == 'prefetch':
+      self.guesses.loaded(key)
     self.uses.load(key)
     if key in self._robbed:
       self._robbed.discard(key)
@@ -85,6 +143,9 @@ class Loads:
   ) -> bool:
     """Frees a slot for the want at `rank`; False where it must wait."""
     key = self._eviction.victim(barred, self.uses)
+    if barred[key] and self.guesses.kept():
+      barred = self._table.barring(wants)
+      key = self._eviction.victim(barred, self.uses)
     if barred[key]:
       found = self._to_rob(wants, rank)
       if found is None:
@@ -92,9 +153,13 @@ class Loads:
       key = found
       self._robbed.add(key)
     barred[key] = np.inf
-    slot, used = self._table.evict(key)
-    self._log(events.Evicted(self._executor.now(), key, slot, used))
+    self._evict(key)
     return True
+
+  def _evict(self, key: int) -> None:
+    slot, used = self._table.evict(key)
+    self.guesses.evicted(key)
+    self._log(events.Evicted(self._executor.now(), key, slot, used))
 
   def _to_rob(self, wants: Sequence[protocols.Want], rank: int) -> int | None:
     """A key that only wants behind `rank` await, from the last one."""

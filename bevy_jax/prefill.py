@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bevy_jax import baselines, protocols
+from bevy_jax import baselines, events, protocols
 from bevy_jax import request as request_lib
 from bevy_jax.offload import slot_table
 
@@ -71,6 +71,23 @@ class Prefill:
     missing = self.need & ~resident
     return here | baselines.wave(missing, room - here.bit_count())
 
+  def batch(self, table: slot_table.SlotTable, experts: int) -> protocols.Batch:
+    """The launch that applies resident experts, which it holds."""
+    return protocols.Batch(
+      'prefill',
+      self.layer,
+      slots=self.slots(table, experts),
+      distinct=table.hold(self.layer, experts),
+      finish=experts == self.need,
+    )
+
+  def entries(self) -> list[protocols.Entry]:
+    """The last prompt tokens, which enter their rows."""
+    return [
+      protocols.Entry(p.row, p.request.prompt[-1], _end(p), p.request.sampling)
+      for p in self.group
+    ]
+
   def slots(self, table: slot_table.SlotTable, experts: int) -> list[list[int]]:
     """Slot of each choice of each token, -1 where it is not in `experts`."""
     base, k = self.layer * table.experts, self._width()
@@ -85,6 +102,19 @@ class Prefill:
 
   def _left(self) -> list[request_lib.Progress]:
     return [p for p in self.group if _end(p) > self._start]
+
+
+def routed(
+  time: int, layer: int, uses: dict[int, int], resident: int
+) -> events.PrefillRouted:
+  """The event of a chunk that came to `layer`; `uses` by expert."""
+  return events.PrefillRouted(
+    time,
+    layer,
+    tuple(sorted(uses)),
+    sum(uses.values()),
+    sum(uses[e] for e in uses if resident >> e & 1),
+  )
 
 
 def _end(p: request_lib.Progress) -> int:

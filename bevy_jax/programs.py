@@ -1,5 +1,6 @@
 """Every compiled program of an executor, made and warmed up in one place."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -38,7 +39,8 @@ class Programs:
   """The jitted functions of a model for some numbers of rows.
 
   Attributes:
-    entry: what a new token goes through before its first experts.
+    entry: what a prompt goes through before its first experts.
+    enter: likewise for a token that begins to decode, with guesses.
     decode: for each MoE layer its experts and what follows.
     prefill: likewise without a head; None where nothing is left to write.
     buckets: numbers of rows that a decode launch is padded to, ascending.
@@ -64,12 +66,19 @@ class Programs:
     self.buckets = (rows,) if strict else _powers(rows)
     self.prompt_buckets = (rows,) if strict else tuple(sorted({1, rows}))
     self.entry = self._stage(-1, steps.entry_segment(model))
-    self.decode = [
-      self._stage(i, found) for i, found in enumerate(steps.segments(model))
-    ]
+    self.set_gates(0)
     self.prefill = [
       None if found is None else self._stage(i, found)
       for i, found in enumerate(steps.prefill_segments(model))
+    ]
+
+  def set_gates(self, depth: int) -> None:
+    """Lets decode launches guess for so many MoE layers ahead; 0 for none."""
+    model = self._model
+    self.enter = self._stage(-1, steps.entry_segment(model), depth)
+    self.decode = [
+      self._stage(i, found, depth)
+      for i, found in enumerate(steps.segments(model))
     ]
 
   def mlp(self, layer: int) -> dict[str, Any]:
@@ -111,9 +120,16 @@ class Programs:
         yield layer
 
   def _stage(
-    self, layer: int, found: tuple[steps.Segment, tuple[int, ...]]
+    self,
+    layer: int,
+    found: tuple[steps.Segment, tuple[int, ...]],
+    depth: int = 0,
   ) -> Stage:
     segment, order = found
+    model, layers = self._model, self._params['layers']
+    there = (layer + 1) % len(model.moe_ids)
+    gates = steps.gates(model, there, depth)
+    segment = dataclasses.replace(segment, gates=len(gates))
     names: tuple[str, ...] = ('embed', 'final_norm', 'head')
     if layer < 0:
       names = ('embed',)
@@ -121,8 +137,12 @@ class Programs:
       names = ()
     weights = steps.Weights(
       mlp=self.mlp(layer) if layer >= 0 else {},
-      layers=tuple(self._params['layers'][i] for i in order),
+      layers=tuple(layers[i] for i in order),
       top={k: self._params[k] for k in names if k in self._params},
+      gates=tuple(
+        {k: layers[model.moe_ids[i]][k] for k in ('mlp_norm', 'router')}
+        for i in gates
+      ),
     )
     return Stage(segment, order, weights)
 

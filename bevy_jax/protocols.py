@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from bevy_jax import request as request_lib
-from bevy_jax.offload import eviction
+from bevy_jax.offload import eviction, prefetch
 
 # The policies of the cache are told in offload, which knows no requests.
 Eviction = eviction.Eviction
+Prefetcher = prefetch.Prefetcher
 
 
 class Want(NamedTuple):
@@ -160,6 +161,9 @@ class Ended(NamedTuple):
     sound: one flag a row, False where the router or the head saw a value
       that is not finite.
     choices: expert ids a row at the next MoE layer; empty after a wave.
+    guesses: for each row, for each MoE layer behind that one in turn, the ids
+      that it will probably use there; empty where nobody asked, and without
+      the layers of the next token.
   """
 
   time: int
@@ -167,6 +171,7 @@ class Ended(NamedTuple):
   tokens: Sequence[int]
   sound: Sequence[bool]
   choices: Sequence[Sequence[int]]
+  guesses: Sequence[Sequence[Sequence[int]]] = ()
 
 
 class Executor(Protocol):

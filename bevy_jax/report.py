@@ -19,7 +19,7 @@ class Facts:
 
   Attributes:
     config: the resolved configuration, fit for JSON; `table` reads
-      'scheduler' and 'eviction' from it, or from its 'engine'.
+      'scheduler', 'eviction' and 'prefetch' from it, or from its 'engine'.
     versions: of the packages that decide a result.
     device: in words.
     link: see `EngineConfig`.
@@ -67,6 +67,9 @@ def make(log: Sequence[events.Event], facts: Facts) -> dict[str, Any]:
   counts = figures.cache(inside)
   report |= counts
   report['load_bytes'] = counts['loads'] * facts.block_bytes
+  report |= figures.prefetch(
+    log, facts.experts, window.first, window.last, facts.block_bytes
+  )
   report |= figures.prefill(log)
   report |= figures.shares(window, loads, ran)
   report |= figures.launches(log, window)
@@ -89,6 +92,7 @@ def table(reports: Sequence[dict[str, Any]]) -> rich.table.Table:
   first = reports[0]['tokens_per_s']
   lines: dict[str, Callable[[dict[str, Any]], str]] = {
     'eviction': lambda r: _setting(r, 'eviction'),
+    'prefetch': lambda r: _setting(r, 'prefetch'),
     'tokens/s': lambda r: f'{r["tokens_per_s"]:.2f}',
     'ratio': lambda r: f'{r["tokens_per_s"] / first:.2f}' if first else '-',
     'hit rate': lambda r: f'{r["hit_rate"]:.1%}',
@@ -112,7 +116,7 @@ def table(reports: Sequence[dict[str, Any]]) -> rich.table.Table:
 
 def _setting(report: dict[str, Any], name: str) -> str:
   config = report['config']
-  return str(config.get('engine', config)[name])
+  return str(config.get('engine', config).get(name, 'none'))
 
 
 def _head(facts: Facts) -> dict[str, Any]:
@@ -158,7 +162,9 @@ def _bounds(
     path, [cost.seconds(len(step.keys), step.rows) for step in path]
   )
   link_s = best * load_s
-  useful = min(report['demand_loads'], lockstep) * load_s
+  # A prefetch that nobody used was of no use to the link.
+  own = report['prefetch_loads'] - report['wasted_prefetches']
+  useful = min(report['demand_loads'] + max(0, own), lockstep) * load_s
   least = max(link_s, gpu_s)
   return {
     'useful_efficiency': figures.part(max(useful, gpu_s), window.seconds),

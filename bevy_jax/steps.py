@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bevy_jax.layers import (
   block,
@@ -52,11 +53,13 @@ class Segment:
     moe: for each layer whether it has experts; only the last one may.
     windows: sliding window of each layer.
     head: how many of the layers come before the head; None without it.
+    gates: how many MoE layers behind the last one are guessed.
   """
 
   moe: tuple[bool, ...]
   windows: tuple[int, ...]
   head: int | None
+  gates: int = 0
 
 
 class Weights(NamedTuple):
@@ -66,11 +69,21 @@ class Weights(NamedTuple):
     mlp: the layer whose experts are applied; empty where none are.
     layers: the layers after it, one dict each.
     top: embedding, final norm and head where needed, else empty.
+    gates: norm and router of the MoE layers that are guessed, in order.
   """
 
   mlp: dict[str, Any]
   layers: tuple[dict[str, Any], ...]
   top: dict[str, Any]
+  gates: tuple[dict[str, Any], ...] = ()
+
+
+def gates(config: config_lib.ModelConfig, layer: int, depth: int) -> list[int]:
+  """MoE layers, `depth` at most, that a stream at an MoE layer comes to next.
+
+  Not those of the next token: the stream knows nothing of it.
+  """
+  return list(range(layer + 1, min(layer + 1 + depth, len(config.moe_ids))))
 
 
 def segments(
@@ -130,7 +143,8 @@ def decode(
 
   `control` is the int32 vector of `work_size(group)`; padding rows are out
   of range, so nothing of theirs is written. Returns the new state, the
-  caches, and the answer `[group, 2 + T]`: token or -1, soundness, ids.
+  caches, and the answer `[group, 2 + T]`: token or -1, soundness, ids; behind
+  them T guessed ids for each of the segment's gates.
   """
   rows, todo = work(config, group, to_device(control))
   mine = jax.tree.map(lambda a: a.at[rows].get(mode='clip'), state)
@@ -210,6 +224,8 @@ def _advance(
   if token is None or sound is None:
     token, sound = jnp.full_like(rows, -1), jnp.ones(rows.shape, bool)
   reply = answer(token, sound & routing.sound, routing)
+  if segment.gates:
+    reply = jnp.concatenate([reply, *guesses(config, weights, x)], axis=1)
   new = State(
     x=state.x.at[rows].set(x, mode='drop'),
     weights=state.weights.at[rows].set(routing.weights, mode='drop'),
@@ -217,6 +233,19 @@ def _advance(
     registers=state.registers.at[rows].set(registers, mode='drop'),
   )
   return new, tuple(new_caches), reply
+
+
+def guesses(
+  config: config_lib.ModelConfig, weights: Weights, x: jax.Array
+) -> list[jax.Array]:
+  """The routers of the next MoE layers on a stream that is not there yet.
+
+  `x` is the stream after the attention of the layer that it is at: all that
+  is known when that layer's router speaks. What its experts and the next
+  attention will add is missing, so the ids are guesses, int32 `[N, T]` each.
+  """
+  with jax.named_scope('guess'):
+    return [block.route(config, p, x).ids for p in weights.gates]
 
 
 def _next_token(
@@ -293,3 +322,26 @@ def answer(
   """What the host reads, int32 `[N, 2 + T]`: token, soundness, ids."""
   head = jnp.stack([token, sound.astype(jnp.int32)], axis=1)
   return jnp.concatenate([head, routing.ids], axis=1)
+
+
+def read(
+  config: config_lib.ModelConfig, table: np.ndarray
+) -> tuple[
+  list[int],
+  list[bool],
+  list[tuple[int, ...]],
+  list[list[tuple[int, ...]]],
+]:
+  """An answer, int32 `[N, 2 + T + gates * T]`, on the host.
+
+  Tokens, soundness, ids and, where there are gates, guessed ids of each.
+  """
+  lists, k = table.tolist(), config.top_k
+  starts = range(2 + k, table.shape[1], k)
+  guessed = [[tuple(r[at : at + k]) for at in starts] for r in lists]
+  return (
+    [r[0] for r in lists],
+    [bool(r[1]) for r in lists],
+    [tuple(r[2 : 2 + k]) for r in lists],
+    guessed if starts else [],
+  )

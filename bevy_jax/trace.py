@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bevy_jax.offload import patterns
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trace:
@@ -39,6 +41,25 @@ class Trace:
       keys[used].astype(np.intp), minlength=self.layers * self.num_experts
     )
     return counts.astype(np.float64)
+
+  def counts(self) -> patterns.Counts:
+    """What a prefetcher may learn of all requests: uses and successions."""
+    found = patterns.nothing(self.layers, self.num_experts)
+    for experts, length in zip(self.experts, self.lengths, strict=True):
+      ids = experts[:length].astype(np.intp)
+      found.passes[:] += length
+      for layer in range(self.layers):
+        here = ids[:, layer]
+        last = layer == self.layers - 1
+        after = ids[1:, 0] if last else ids[:, layer + 1]
+        came = here[: len(after)]
+        np.add.at(found.popular[layer], here.ravel(), 1.0)
+        np.add.at(found.followed[layer], came.ravel(), np.float32(1))
+        pairs = came[:, :, None] * self.num_experts + after[:, None]
+        found.pairs[layer] += np.bincount(
+          pairs.ravel(), minlength=self.num_experts**2
+        ).reshape(found.pairs[layer].shape)
+    return found
 
 
 def load(path: str | os.PathLike[str]) -> Trace:

@@ -1,7 +1,7 @@
-"""Compares evictions, cache sizes and numbers of requests in one table.
+"""Compares evictions, prefetchers, cache sizes and requests in one table.
 
 python -m bevy_jax.experiments.ablate --trace=FILE --axes=eviction,cache
-python -m bevy_jax.experiments.ablate --model=demo --axes=eviction,cache
+python -m bevy_jax.experiments.ablate --model=demo --axes=eviction,prefetch
 
 With a trace, its routing is replayed in lockstep order through the slot
 table alone; with a model, every row is a measured run from a cold cache.
@@ -15,13 +15,18 @@ from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import ablation, configs, overrides
 
 AXES = flags.DEFINE_list(
-  'axes', ['eviction', 'cache'], 'Of eviction, cache, requests; the others '
-  'keep their first value.'
+  'axes', ['eviction', 'cache'], 'Of eviction, prefetch, cache, requests; the '
+  'others keep their first value.'
 )  # fmt: skip
 EVICTIONS = flags.DEFINE_list(
   'evictions', ['reuse', 'lfu_decayed', 'lfu', 'lru', 'fifo', 'random',
   'least_stale'], 'Values; belady and static too with a trace.'
 )  # fmt: skip
+PREFETCHERS = flags.DEFINE_list(
+  'prefetchers', ['none', 'transition', 'history', 'popularity'],
+  'Values; next_gate too with a model, oracle:p=0.9 with a trace.'
+)  # fmt: skip
+AHEAD = flags.DEFINE_integer('ahead', 0, 'Prefetches a layer of a trace.')
 CACHES = flags.DEFINE_list('caches', ['0.25', '0.5', '0.75'], 'Fractions.')
 REQUESTS = flags.DEFINE_list('requests', ['8', '4', '16'], 'How many decode.')
 TRACE = flags.DEFINE_string('trace', '', 'A routing trace to replay.')
@@ -39,6 +44,7 @@ def build_grid() -> ablation.Grid:
     EVICTIONS.value,
     [float(cache) for cache in CACHES.value],
     [int(rows) for rows in REQUESTS.value],
+    PREFETCHERS.value,
   )
   return grid.only(AXES.value)
 
@@ -64,6 +70,7 @@ def main(argv: list[str]) -> None:
           build_grid(),
           range(first, end),
           WARMUP.value,
+          AHEAD.value,
         )
       )
     else:

@@ -9,15 +9,21 @@ from typing import NamedTuple
 import numpy as np
 
 from bevy_jax import config as config_lib
-from bevy_jax import replay
+from bevy_jax import foresight, protocols, replay
 from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import configs, run
 from bevy_jax.offload import eviction as eviction_lib
 
-AXES = ('eviction', 'cache', 'requests')
+AXES = ('eviction', 'prefetch', 'cache', 'requests')
 _MEASURED = (
-  'tokens_per_s', 'hit_rate', 'loads', 'wasted_loads', 'stall', 'link_busy',
-  'gpu_busy', 'bound_fraction',
+  'tokens_per_s', 'hit_rate', 'loads', 'demand_loads', 'reloads',
+  'prefetch_loads', 'wasted_loads', 'late_prefetches', 'wasted_prefetches',
+  'guess_accuracy', 'missing_recall', 'missing_precision', 'stall',
+  'link_busy', 'gpu_busy', 'bound_fraction',
+)  # fmt: skip
+_SEEN = (
+  'prefetch_loads', 'wasted_prefetches', 'guess_accuracy', 'missing_recall',
+  'missing_precision',
 )  # fmt: skip
 
 Row = dict[str, str | int | float]
@@ -30,11 +36,14 @@ class Grid(NamedTuple):
     evictions: names; 'belady' in replays alone.
     caches: fractions of all experts.
     requests: how many decode together.
+    prefetchers: names with their options; 'oracle' in replays alone, where
+      'next_gate' is not.
   """
 
   evictions: Sequence[str]
   caches: Sequence[float]
   requests: Sequence[int]
+  prefetchers: Sequence[str] = ('none',)
 
   def only(self, axes: Sequence[str]) -> 'Grid':
     """The grid with the first value alone of axes that are not named."""
@@ -44,6 +53,7 @@ class Grid(NamedTuple):
       self.evictions if 'eviction' in axes else self.evictions[:1],
       self.caches if 'cache' in axes else self.caches[:1],
       self.requests if 'requests' in axes else self.requests[:1],
+      self.prefetchers if 'prefetch' in axes else self.prefetchers[:1],
     )
     if not all(found):
       raise ValueError(f'each of the axes {AXES} needs a value; got {self}.')
@@ -51,7 +61,11 @@ class Grid(NamedTuple):
 
 
 def replayed(
-  trace: trace_lib.Trace, grid: Grid, tokens: range, warmup: int
+  trace: trace_lib.Trace,
+  grid: Grid,
+  tokens: range,
+  warmup: int,
+  ahead: int = 0,
 ) -> Iterator[Row]:
   """Misses on a trace in lockstep order, requests 0..R-1, a row each.
 
@@ -60,9 +74,13 @@ def replayed(
     grid: what to combine.
     tokens: which tokens are decoded, from a cold cache.
     warmup: how many of them come before the measured ones.
+    ahead: see `foresight.see`; 'belady' leaves nothing to prefetch and has
+      one row alone.
   """
   for name in grid.evictions:
     config_lib.choose('eviction', name, [*config_lib.names(), 'belady'])
+  for name in grid.prefetchers:
+    config_lib.parse_prefetch(name)
   pairs = trace.layers * trace.num_experts
   skip = warmup * trace.layers
   for rows, cache in itertools.product(grid.requests, grid.caches):
@@ -74,25 +92,30 @@ def replayed(
       )
     steps = replay.path(trace, range(rows), tokens)
     uses = sum(len(step.keys) for step in steps[skip:])
-    misses = {
-      name: sum(
-        replay.misses(
-          trace, range(rows), tokens, slots, _rule(name, trace, rows)
-        )[skip:]
-      )
-      for name in dict.fromkeys([*grid.evictions, 'belady'])
-    }
-    for name in grid.evictions:
-      yield {
+    best = sum(replay.misses(trace, range(rows), tokens, slots, None)[skip:])
+    for name, prefetch in itertools.product(grid.evictions, grid.prefetchers):
+      rule = _rule(name, trace, rows)
+      if rule is None and prefetch != grid.prefetchers[0]:
+        continue
+      row: Row = {
         'requests': rows,
         'cache': cache,
         'slots': slots,
         'eviction': name,
+        'prefetch': prefetch if rule else 'none',
         'uses': uses,
-        'misses': misses[name],
-        'miss_rate': round(misses[name] / max(1, uses), 4),
-        'to_belady': round(misses[name] / max(1, misses['belady']), 3),
       }
+      found, misses = {}, best
+      if rule is not None:
+        seen = foresight.see(
+          trace, range(rows), tokens, slots, rule,
+          _prefetcher(prefetch, trace, rows), ahead=ahead, warmup=warmup,
+        )  # fmt: skip
+        found, misses = seen.figures, sum(seen.misses[skip:])
+      row['misses'] = misses
+      row['miss_rate'] = round(misses / max(1, uses), 4)
+      row['to_belady'] = round(misses / max(1, best), 3)
+      yield row | {k: round(found.get(k, 0), 4) for k in _SEEN}
 
 
 def _rule(
@@ -101,18 +124,32 @@ def _rule(
   if name == 'belady':
     return None
   if name == 'static':
-    # Popularity of requests that do not decode here: a trace's own routing
-    # would tell the future.
-    other = dataclasses.replace(
-      trace, experts=trace.experts[rows:], lengths=trace.lengths[rows:]
-    )
-    if not len(other.lengths):
-      raise ValueError(
-        f"eviction 'static' needs requests beside the {rows} that decode, "
-        'and the trace has no more.'
-      )
-    return eviction_lib.Static(popularity=other.popularity())
+    others = _others(trace, rows, "eviction 'static'")
+    return eviction_lib.Static(popularity=others.popularity())
   return config_lib.EVICTIONS[name]
+
+
+def _prefetcher(
+  name: str, trace: trace_lib.Trace, rows: int
+) -> protocols.Prefetcher:
+  found, warm = config_lib.parse_prefetch(name)
+  if warm:
+    counts = _others(trace, rows, f'prefetch {name!r}').counts()
+    found = config_lib.warmed(found, counts)
+  return found
+
+
+def _others(trace: trace_lib.Trace, rows: int, what: str) -> trace_lib.Trace:
+  """Requests that do not decode: a trace's own would tell the future."""
+  found = dataclasses.replace(
+    trace, experts=trace.experts[rows:], lengths=trace.lengths[rows:]
+  )
+  if not len(found.lengths):
+    raise ValueError(
+      f'{what} needs requests beside the {rows} that decode, and the trace '
+      'has no more.'
+    )
+  return found
 
 
 def measured(
@@ -121,30 +158,40 @@ def measured(
   """Runs a model once for every combination; figures of its reports."""
   for name in grid.evictions:
     config_lib.check_eviction(name, base.engine.trace)
+  for name in grid.prefetchers:
+    config_lib.check_prefetch(name, base.engine.trace)
   for rows, cache in itertools.product(grid.requests, grid.caches):
     engine = dataclasses.replace(base.engine, requests=rows, cache=cache)
     bench = run.Bench(dataclasses.replace(base, engine=engine), say)
-    for name in grid.evictions:
-      report = bench.run(engine.scheduler, name).report
+    for name, prefetch in itertools.product(grid.evictions, grid.prefetchers):
+      report = bench.run(engine.scheduler, name, prefetch).report
       row: Row = {
         'requests': rows,
         'cache': cache,
         'slots': bench.llm.slots,
         'scheduler': engine.scheduler,
         'eviction': name,
+        'prefetch': prefetch,
         'link': bench.link,
       }
       yield row | {k: round(float(report[k]), 4) for k in _MEASURED}
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-  """Each eviction's mean over the cells of a replay, against Belady's."""
-  found = []
-  for name in dict.fromkeys(row['eviction'] for row in rows):
-    ratios = [float(r['to_belady']) for r in rows if r['eviction'] == name]
-    mean = round(float(np.mean(ratios)), 4)
-    found.append({'eviction': name, 'cells': len(ratios), 'to_belady': mean})
-  return found
+  """Each policy's mean over the cells of a replay, against Belady's."""
+  cells: dict[tuple[str, str], list[float]] = {}
+  for row in rows:
+    policy = str(row['eviction']), str(row['prefetch'])
+    cells.setdefault(policy, []).append(float(row['to_belady']))
+  return [
+    {
+      'eviction': eviction,
+      'prefetch': prefetch,
+      'cells': len(ratios),
+      'to_belady': round(float(np.mean(ratios)), 4),
+    }
+    for (eviction, prefetch), ratios in cells.items()
+  ]
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:

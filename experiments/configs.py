@@ -28,8 +28,9 @@ class Decode:
     ignore_eos: go on after an ending token: equal lengths for measuring.
     balance: above 0, the link is throttled so that lockstep spends about
       this share of its time computing.
-    compare: scheduler or scheduler:eviction pairs to run one after another,
-      each from a cold cache; empty for the engine's own.
+    compare: scheduler[:eviction[:prefetch]] to run one after another, each
+      from a cold cache; empty for the engine's own. What is left out is the
+      engine's.
   """
 
   model: str = 'demo'
@@ -53,8 +54,8 @@ class Decode:
           f'{name} is {getattr(self, name)}; it must be at least {least}.'
         )
 
-  def variants(self) -> list[tuple[str, str]]:
-    """Scheduler and eviction of each run; ValueError for unknown names."""
+  def variants(self) -> list[tuple[str, str, str]]:
+    """Scheduler, eviction, prefetcher of each run; ValueError for unknown."""
     out = []
     for item in self.compare or (self.engine.scheduler,):
       scheduler, _, rest = item.partition(':')
@@ -62,8 +63,9 @@ class Decode:
       eviction = eviction or self.engine.eviction
       config_lib.choose('scheduler', scheduler, config_lib.SCHEDULERS)
       config_lib.check_eviction(eviction, self.engine.trace)
-      config_lib.choose('prefetch', prefetch or 'none', ('none',))
-      out.append((scheduler, eviction))
+      prefetch = prefetch or self.engine.prefetch
+      config_lib.check_prefetch(prefetch, self.engine.trace)
+      out.append((scheduler, eviction, prefetch))
     return out
 
   def texts(self) -> list[str]:
@@ -85,6 +87,11 @@ class Decode:
           f'({error}).'
         ) from error
     return texts[: self.count or None]
+
+
+def title(variant: tuple[str, str, str]) -> str:
+  """A variant in words; who does not prefetch is not said to."""
+  return ' / '.join(name for name in variant if name != 'none')
 
 
 def plain() -> Decode:

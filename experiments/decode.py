@@ -13,10 +13,9 @@ CONFIG = flags.DEFINE_string('config', 'plain', 'Named config to start from.')
 MODEL = flags.DEFINE_string('model', None, "'demo' or a model's directory.")
 SCHEDULER = flags.DEFINE_string('scheduler', None, 'lockstep or runahead.')
 EVICTION = flags.DEFINE_string(
-  'eviction',
-  None,
-  'Who gives up its slot: ' + ', '.join(config_lib.names()) + '.',
+  'eviction', None, 'One of ' + ', '.join(config_lib.names()) + '.'
 )
+PREFETCH = flags.DEFINE_string('prefetch', None, 'E.g. next_gate:depth=2.')
 CACHE = flags.DEFINE_string(
   'cache', None, 'Fraction (0.5) of all experts, or a number of slots (64).'
 )
@@ -31,7 +30,7 @@ LINK = flags.DEFINE_string(
   'link', None, 'device_put, throttled:GB_PER_S[:LATENCY_US] or balanced:SHARE'
 )
 COMPARE = flags.DEFINE_list(
-  'compare', None, 'Schedulers, or scheduler:eviction pairs, to compare.'
+  'compare', None, 'scheduler[:eviction[:prefetch]] ... to compare.'
 )
 SET = flags.DEFINE_multi_string('set', [], 'field=value, of run or engine.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
@@ -52,6 +51,7 @@ def build_config() -> configs.Decode:
   engine = {
     'scheduler': SCHEDULER.value,
     'eviction': EVICTION.value,
+    'prefetch': PREFETCH.value,
     'cache': cache,
     'requests': REQUESTS.value,
     'link': link,

@@ -38,7 +38,7 @@ def main(config: configs.Decode, report: str, log: str) -> int:
   )
   runs: list[run.Run] = []
   for variant in config.variants():
-    runs.append(bench.run(*variant, console))
+    runs.append(bench.run(*variant, console=console))
     if runs[-1].interrupted:
       break
   _texts(console, config, runs)
@@ -66,7 +66,7 @@ def _texts(
     shown = rich.markup.escape(text), rich.markup.escape(output.text)
     console.print(f'[bold]{shown[0]}[/bold]{shown[1]}', highlight=False)
   console.rule()
-  names = [' / '.join(variant) for variant in config.variants()]
+  names = [configs.title(variant) for variant in config.variants()]
   for name, done in zip(names[1:], runs[1:], strict=False):
     if done.interrupted:
       continue

@@ -1,4 +1,4 @@
-"""Host time of a load's bookkeeping, on an executor that moves nothing."""
+"""Host time of loads and of guesses, on an executor that moves nothing."""
 
 import statistics
 import time
@@ -6,32 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bevy_jax import events, loads, protocols
-from bevy_jax.offload import eviction, slot_table
-
-
-class _Nothing:
-  """An executor that moves nothing, so that only bookkeeping is timed."""
-
-  chunk = 1
-
-  def now(self) -> int:
-    return time.perf_counter_ns()
-
-  def load(self, key: int, slot: int) -> None:
-    pass
-
-  def launch(self, number: int, batch: protocols.Batch) -> None:
-    pass
-
-  def poll(self) -> list[protocols.Landed | protocols.Ended]:
-    return []
-
-  def wait(self) -> None:
-    pass
-
-  def close(self) -> None:
-    pass
+from bevy_jax import events, foresight, loads, protocols
+from bevy_jax import request as request_lib
+from bevy_jax.offload import eviction, prefetch, slot_table
 
 
 class _Timed:
@@ -93,7 +70,7 @@ def measure(rule: eviction.Eviction, shape: Shape) -> Cost:
   rng = np.random.default_rng(0)
   table = slot_table.SlotTable(layers, experts, slots)
   watch, log = _Timed(rule), list[events.Event]()
-  line = loads.Loads(table, _Nothing(), watch, 4, rows, log.append)
+  line = loads.Loads(table, foresight.Still(), watch, 4, rows, log.append)
   load, first, reveal = list[int](), list[int](), list[int]()
   heat = 1 / np.arange(1, experts + 1) ** 0.5
   for _ in range(passes):
@@ -134,3 +111,91 @@ def _step(
     if full:
       spent.append(time.perf_counter_ns() - begun)
   return spent
+
+
+class Sight(NamedTuple):
+  """Medians in microseconds of host time that prefetching adds.
+
+  Attributes:
+    guess: what all rows will use next, by the prefetcher alone.
+    reveal: all that is done when all rows come to a layer: judging what was
+      guessed of it, learning, guessing, keeping.
+    look: finding what to prefetch and beginning up to two loads.
+  """
+
+  guess: float
+  reveal: float
+  look: float
+
+
+class _Watched:
+  """A prefetcher with a watch; see `Prefetcher`.
+
+  Attributes:
+    spent: nanoseconds of each guess.
+  """
+
+  def __init__(self, rule: prefetch.Prefetcher):
+    self.spent = list[int]()
+    self._rule = rule
+    self.depth, self.confidence = rule.depth, rule.confidence
+    self.guarded, self.keeps = rule.guarded, rule.keeps
+    self.gates, self.start = rule.gates, rule.start
+
+  def guess(
+    self, patterns: prefetch.Patterns, layer: int, streams: prefetch.Ids
+  ) -> prefetch.Guess:
+    """See `Prefetcher`."""
+    begun = time.perf_counter_ns()
+    found = self._rule.guess(patterns, layer, streams)
+    self.spent.append(time.perf_counter_ns() - begun)
+    return found
+
+
+def sight(rule: prefetch.Prefetcher, shape: Shape, rounds: int) -> Sight:
+  """The least of several rounds of lockstep with random routing."""
+  found = [_sight(rule, shape) for _ in range(rounds)]
+  return Sight(*(min(values) for values in zip(*found, strict=True)))
+
+
+def _sight(rule: prefetch.Prefetcher, shape: Shape) -> Sight:
+  layers, experts, top_k, rows, slots, passes = shape
+  rng, watch = np.random.default_rng(0), _Watched(rule)
+  table = slot_table.SlotTable(layers, experts, slots)
+  log = list[events.Event]()
+  line = loads.Loads(
+    table, foresight.Still(), eviction.LfuDecayed(), slots, rows, log.append,
+    watch, top_k,
+  )  # fmt: skip
+  heat = 1 / np.arange(1, experts + 1) ** 0.5
+  size = (passes * layers + rule.gates, rows, experts)
+  scores = -heat * rng.exponential(size=size)
+  chosen = np.argsort(scores, -1)[..., :top_k].tolist()
+  requests = [
+    request_lib.Request(number=row, prompt=(0,), new_tokens=1)
+    for row in range(rows)
+  ]
+  reveal, look = list[int](), list[int]()
+  for step in range(passes * layers):
+    layer = step % layers
+    group = []
+    for row, request in enumerate(requests):
+      ids = tuple(chosen[step][row])
+      p = request_lib.Progress(request, row, layer=layer, choices=ids)
+      p.need = sum(1 << e for e in ids)
+      group.append(p)
+    coming = chosen[step + 1 : step + 1 + rule.gates]
+    given = [[ids[row] for ids in coming] for row in range(rows)]
+    begun = time.perf_counter_ns()
+    line.guesses.reveal(0, layer, group, given)
+    reveal.append(time.perf_counter_ns() - begun)
+    wants = [protocols.Want(layer, p.need) for p in group]
+    line.issue(wants, rows, 'demand')
+    foresight.land(line, table)
+    begun = time.perf_counter_ns()
+    line.prefetch(wants)
+    look.append(time.perf_counter_ns() - begun)
+    foresight.land(line, table)
+  half = len(reveal) // 2  # By then the cache has filled.
+  found = watch.spent, reveal, look
+  return Sight(*(statistics.median(ns[half:]) / 1e3 for ns in found))

@@ -94,19 +94,20 @@ class Bench:
     self,
     scheduler: str,
     eviction: str,
+    prefetch: str = 'none',
     console: rich.console.Console | None = None,
   ) -> Run:
     """One variant from a cold cache; shows itself on `console`."""
-    engine = self.llm.engine(scheduler, eviction)
+    engine = self.llm.engine(scheduler, eviction, prefetch)
     if console is None:
       outputs = self._drive(engine, self.requests, lambda: None)
     else:
-      title = f'{scheduler} / {eviction}'
+      title = configs.title((scheduler, eviction, prefetch))
       with display.Display(console, title, engine) as shown:
         outputs = self._drive(engine, self.requests, shown.tick)
     interrupted = any(o.reason == 'interrupted' for o in outputs)
     try:
-      facts = self._facts(scheduler, eviction)
+      facts = self._facts(scheduler, eviction, prefetch)
       report = report_lib.make(engine.log, facts)
     except ValueError:
       if not interrupted:
@@ -152,7 +153,7 @@ class Bench:
     time, and n bytes loaded, a share s needs n / (g * (1 / s - 1)) bytes/s.
     """
     few = min(_BALANCE_TOKENS, self.config.new_tokens)
-    variant = ('lockstep', self.config.variants()[0][1])
+    variant = ('lockstep', self.config.variants()[0][1], 'none')
     engine = self.llm.engine(*variant)
     outputs = self._drive(engine, self._ask(texts, few), lambda: None)
     if any(o.reason == 'interrupted' for o in outputs):
@@ -168,10 +169,12 @@ class Bench:
       )
     return f'throttled:{speed:.4g}'
 
-  def _facts(self, scheduler: str, eviction: str) -> report_lib.Facts:
+  def _facts(
+    self, scheduler: str, eviction: str, prefetch: str
+  ) -> report_lib.Facts:
     llm, model = self.llm, self.llm.model
     engine = dataclasses.replace(
-      llm.config, scheduler=scheduler, eviction=eviction
+      llm.config, scheduler=scheduler, eviction=eviction, prefetch=prefetch
     )
     config = dataclasses.asdict(dataclasses.replace(self.config, engine=engine))
     stored = storage.name(model.format or model.experts.dtype)

@@ -65,6 +65,16 @@ class Uses:
     self.weight[key] += self._worth * times
     self.layer = key // self.experts
 
+  def chance(self, key: int, top_k: int, streams: int) -> float:
+    """How likely any of some streams uses a key in its next pass.
+
+    By the key's share of its layer's decayed counts, every stream alike.
+    """
+    first = key - key % self.experts
+    whole = float(self.weight[first : first + self.experts].sum())
+    share = top_k * float(self.weight[key]) / whole if whole else 0.0
+    return float(1 - (1 - min(1.0, share)) ** streams)
+
   def load(self, key: int) -> None:
     """Notes that a key gets a slot."""
     self.tick += 1

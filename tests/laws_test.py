@@ -22,6 +22,17 @@ code broken on purpose:
   a row is given back           Engine._finish without `_rows[...] = None`
   who joins joins the last one  Engine._seat with position 0
   the identical share loads     Loads.issue without `& ~table.loading[layer]`
+  demand before prefetch        Loads.prefetch without its look at the wants
+  few prefetches in flight      PREFETCHED = 3
+  prompts before prefetch       Engine._load prefetching beside a prefill
+  no prefetch takes the wanted  Loads.prefetch barring only what is spared
+  a prefetch is kept for use    Loads.issue barring the wants alone
+  it gives way to the wanted    Loads._make_room without its second look
+  no guess outlives its row     Guesses.leave without its clear
+  a guess ends where it tells   Guesses.reveal with get for pop
+  one copy                      Guesses.missing without `& ~table.loading`
+  counters add up               figures._outcomes without its discard
+  seeded errors are the same    Oracle.guess with a generator of no seed
 """
 
 import dataclasses
@@ -29,19 +40,19 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from absl.testing import absltest, parameterized
 
 from bevy_jax import config as config_lib
-from bevy_jax import engine, events, protocols, runahead
+from bevy_jax import engine, events, figures, protocols, runahead
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.offload import eviction as eviction_lib
-from bevy_jax.offload import slot_table
+from bevy_jax.offload import prefetch, slot_table
 
-_VARIANTS = {
+_PLAIN = {
   f'{name}_{eviction}': (scheduler, policy)
   for (name, scheduler), (eviction, policy) in itertools.product(
     config_lib.SCHEDULERS.items(),
@@ -58,10 +69,31 @@ _VARIANTS = {
     ['lfu_decayed', 'reuse'],
   )
 }
+# Scheduler, eviction, prefetcher: each of them at least once, each prefetcher
+# guarded and not, near and far, under both schedulers.
+_PREFETCHED = {
+  'gate_lru': ('lockstep', 'lru', prefetch.NextGate(guarded=False)),
+  'gate_deep': ('runahead', 'lfu_decayed', prefetch.NextGate(depth=2)),
+  'transition_deep': ('lockstep', 'reuse', prefetch.Transition(depth=3)),
+  'transition': (
+    'runahead',
+    'lfu',
+    prefetch.Transition(confidence=0, guarded=False),
+  ),
+  'popularity': ('lockstep', 'fifo', prefetch.Popularity(depth=2)),
+  'history': ('runahead', 'reuse', prefetch.History(guarded=False, depth=2)),
+  'oracle': ('runahead', 'lru', prefetch.Oracle(p=0.7, guarded=False)),
+  'oracle_sure': ('lockstep', 'lfu_decayed', prefetch.Oracle(depth=2)),
+}
+_NONE = prefetch.Nothing()
+_VARIANTS = {name: (*both, _NONE) for name, both in _PLAIN.items()} | {
+  name: (config_lib.SCHEDULERS[scheduler], config_lib.EVICTIONS[policy], rule)
+  for name, (scheduler, policy, rule) in _PREFETCHED.items()
+}
 _SEEDS = 60
 _Kind = TypeVar('_Kind', bound=events.Event)
-# Tokens, soundness and choices, as in `Ended`.
-_Answer = tuple[Sequence[int], Sequence[bool], Sequence[Sequence[int]]]
+# Tokens, soundness, choices and perhaps guesses, as in `Ended`.
+_Answer = tuple[Sequence[Any], ...]
 
 
 @dataclasses.dataclass
@@ -122,6 +154,8 @@ class Fake:
     assert 0 <= slot < len(self.content), f'slot {slot} does not exist'
     assert self.content[slot] is not None, f'slot {slot} is being filled'
     assert key not in self.content, f'key {key} lies there already'
+    coming = [loaded for _, loaded, _ in self._loads]
+    assert key not in coming, f'key {key} is on its way already'
     for work in self._works:
       assert slot not in work.slots, f'slot {slot} is being read'
     self.content[slot] = None
@@ -228,7 +262,19 @@ class Fake:
 
   def _answer(self, drawn: list[int], tokens: list[_Token]) -> _Answer:
     sound = [self._error != (t.who, t.position, t.layer) for t in tokens]
-    return drawn, sound, [t.choices for t in tokens]
+    return drawn, sound, [t.choices for t in tokens], self._ahead(tokens)
+
+  def _ahead(self, tokens: list[_Token]) -> list[list[tuple[int, ...]]]:
+    """What they will use at the layers to come, sometimes wrong."""
+    return [
+      [
+        self._arrived(
+          t.who if (t.who + layer) % 3 else t.who + 1, t.position, layer
+        ).choices
+        for layer in range(t.layer + 1, self._layers)
+      ]
+      for t in tokens
+    ]
 
   def _arrived(self, who: int, position: int, layer: int) -> _Token:
     """Some experts are hot, and a text's neighbours often agree."""
@@ -328,9 +374,23 @@ class _Watch:
       for who in self._starving:
         self._starving[who] += 1
         assert self._starving[who] <= self._bound, f'{who} starves'
-    wanted = [n for at, n in needs if at == layer and n >> expert & 1]
-    assert wanted, f'nobody who is still there needs key {key}'
+    if not any(n >> expert & 1 for at, n in needs if at == layer):
+      self._is_prefetch(layer, expert, needs)
     return self._begin(key)
+
+  def _is_prefetch(
+    self, layer: int, expert: int, needs: list[tuple[int, int]]
+  ) -> None:
+    loads, table = self._engine._loads, self._engine.table
+    for row, guesses in enumerate(loads.guesses._of):
+      left = self._engine._rows[row] is None
+      assert not (guesses and left), 'a guess outlives its row'
+    expected = [n for at, n in loads.guesses.expected() if at == layer]
+    assert any(n >> expert & 1 for n in expected), 'nobody needs this key'
+    assert self._engine._prefill is None, 'a prefetch beside a prompt'
+    missing = [n & ~table.resident[i] & ~table.loading[i] for i, n in needs]
+    assert not any(missing), 'a prefetch before a demand'
+    assert loads.in_flight < 2, 'a demand would wait behind prefetches'
 
   def _on_evict(self, key: int) -> tuple[int, bool]:
     table, wants = self._engine.table, self._wants()
@@ -341,7 +401,14 @@ class _Watch:
       serving = rank if away and serving is None else serving
       for expert in slot_table.bits(experts):
         first.setdefault(layer * table.experts + expert, rank)
-    assert serving is not None, 'a slot is given up for nothing'
+    kept = {
+      layer * table.experts + expert
+      for layer, experts in self._engine._loads.guesses.kept()
+      for expert in slot_table.bits(experts)
+    }
+    if serving is None:
+      self._for_prefetch(key, kept)
+      return self._evict(key)
     behind = len(wants)  # A key that nobody wants is behind all wants.
     ranks = [
       first.get(layer * table.experts + expert, behind)
@@ -349,11 +416,25 @@ class _Watch:
       for expert in slot_table.bits(table.evictable(layer))
     ]
     mine = first.get(key, behind)
+    if key in kept and mine == behind:
+      others = {
+        layer * table.experts + expert
+        for layer in range(len(table.resident))
+        for expert in slot_table.bits(table.evictable(layer))
+      }
+      assert not others - kept - set(first), 'a prefetch was not kept for use'
     assert mine == max(ranks), 'another one would have been missed less'
     assert mine > serving, 'robbed for somebody behind'
     if self._engine._prefill is not None:
       self._spares_decode(key)
     return self._evict(key)
+
+  def _for_prefetch(self, key: int, kept: set[int]) -> None:
+    layer, expert = divmod(key, self._engine.table.experts)
+    assert self._engine._loads.guesses.on, 'a slot is given up for nothing'
+    for p in self._engine.view.waiting:
+      assert p.layer != layer or not p.need >> expert & 1, 'it is wanted'
+    assert key not in kept, 'a prefetch gives way to another one'
 
   def _spares_decode(self, key: int) -> None:
     view, table = self._engine.view, self._engine.table
@@ -431,7 +512,7 @@ def _world(seed: int) -> _World:
 
 def _run(variant: str, world: _World) -> list[events.Event]:
   """Runs a world under watch, past the landing of the last load."""
-  scheduler, eviction = _VARIANTS[variant]
+  scheduler, eviction, prefetcher = _VARIANTS[variant]
   if eviction is None:
     keys = len(world.model.moe_ids) * world.model.num_experts
     rng = np.random.default_rng(world.seed)
@@ -445,6 +526,7 @@ def _run(variant: str, world: _World) -> list[events.Event]:
     rows=world.rows,
     slots=world.slots,
     link_depth=world.link_depth,
+    prefetcher=prefetcher,
   )
   bound = world.rows * world.model.top_k + 2 * world.link_depth
   watch = _Watch(found, scheduler, bound)
@@ -496,6 +578,7 @@ class LawsTest(parameterized.TestCase):
         log = _run(variant, world)
         self._check_texts(world, log)
         self._check_pairs(log)
+        self._check_counters(world, log)
 
   def _check_texts(self, world: _World, log: list[events.Event]) -> None:
     tokens = _of(log, events.Token)
@@ -520,12 +603,48 @@ class LawsTest(parameterized.TestCase):
     self.assertEqual(begun, ended)
     self.assertEqual(begun, list(range(len(begun))))
 
+  def _check_counters(self, world: _World, log: list[events.Event]) -> None:
+    experts = world.model.num_experts
+    counts = figures.cache(log)
+    counts |= figures.prefetch(log, experts, -1, len(log), 1)
+    routed = _of(log, events.Routed)
+    self.assertEqual(counts['uses'], sum(len(e.experts) for e in routed))
+    self.assertLessEqual(counts['hits'], counts['uses'])
+    causes = [e.cause for e in _of(log, events.LoadIssued)]
+    parts = ('demand_loads', 'reloads', 'prefetch_loads')
+    self.assertEqual(counts['loads'], sum(counts[k] for k in parts))
+    self.assertEqual(counts['loads'], len(causes) - causes.count('prefill'))
+    fates = self._fates(log)
+    self.assertEqual(counts['prefetch_loads'], len(fates))
+    self.assertEqual(counts['wasted_prefetches'], fates.count('wasted'))
+    self.assertLessEqual(counts['wasted_prefetches'], counts['wasted_loads'])
+    self.assertLessEqual(counts['late_prefetches'], len(fates))
+    for e in _of(log, events.Judged):
+      self.assertLessEqual(e.useful, min(e.right, e.away, e.missing))
+      self.assertLessEqual(max(e.right, e.away), e.guessed)
+
+  def _fates(self, log: list[events.Event]) -> list[str]:
+    """What became of each prefetch, told from the launches."""
+    fates: list[str] = []
+    of: dict[int, int] = {}
+    for e in log:
+      if isinstance(e, events.LoadIssued) and e.cause == 'prefetch':
+        of[e.key] = len(fates)
+        fates.append('kept')
+      elif isinstance(e, events.LaunchBegun):
+        for key in set(e.experts) & set(of):
+          fates[of[key]] = 'used'
+      elif isinstance(e, events.Evicted) and e.key in of:
+        number = of.pop(e.key)
+        fates[number] = {'kept': 'wasted'}.get(fates[number], 'used')
+    return fates
+
   @parameterized.parameters(*_VARIANTS)
   def test_equal_runs_make_equal_decisions(self, variant: str):
     for seed in range(100, 104):
       self.assertEqual(_run(variant, _world(seed)), _run(variant, _world(seed)))
 
-  @parameterized.parameters(*_VARIANTS)
+  @parameterized.parameters(*_PLAIN)
   def test_the_identical_share_their_loads(self, variant: str):
     model = model_config.tiny()
     loads = []

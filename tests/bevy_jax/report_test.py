@@ -406,6 +406,7 @@ class OutputTest(absltest.TestCase):
       [
         ['scheduler', 'runahead', 'lockstep'],
         ['eviction', 'lru', 'lfu_decayed'],
+        ['prefetch', 'none', 'none'],
         ['tokens/s', '200.00', '150.00'],
         ['ratio', '1.00', '0.75'],
         ['hit rate', '50.0%', '50.0%'],
