@@ -1,5 +1,6 @@
 """Loads through a store: any order, faults told, host blocks kept in time."""
 
+import pathlib
 import tempfile
 import time
 from unittest import mock
@@ -25,7 +26,7 @@ _KEYS = 6
 def _file(folder: str) -> disk.BlockFile:
   stride = checkpoint.stride(_SHAPE, np.dtype(np.float32))
   blocks = [np.full(_SHAPE, key, np.float32) for key in range(_KEYS)]
-  path = disk.pathlib.Path(folder) / 'experts.bin'
+  path = pathlib.Path(folder) / 'experts.bin'
   path.write_bytes(b''.join(b.tobytes().ljust(stride, b'\0') for b in blocks))
   return disk.BlockFile(
     path,
@@ -144,7 +145,7 @@ class StagingTest(absltest.TestCase):
     np.testing.assert_array_equal(pool[:, 0, 0, 0], [1, 2])
 
   def test_a_block_staged_on_the_device_is_released_at_once(self):
-    link = self.make(1)
+    self.make(1)
     inner = transfer.DevicePut(self.store.array, self.device)
     inner._staged = True
     with mock.patch.object(
@@ -160,7 +161,7 @@ class StagingTest(absltest.TestCase):
 
   def test_faults_are_told_and_the_blocks_given_back(self):
     # Seen to fail (no end) without the `release` of a failed load.
-    link = self.make(1)
+    self.make(1)
     inner = transfer.DevicePut(self.store.array, self.device)
     inner._staged = True
     link = staging.Staging(self.store, inner)
@@ -172,9 +173,7 @@ class StagingTest(absltest.TestCase):
     with mock.patch.object(jax, 'device_put', side_effect=full):
       link.begin(1, 0)
       (moved,) = _arrive(link, 1)
-    self.assertRegex(
-      moved.fault, 'expert 1 .*device: RESOURCE_EXHAUSTED: full$'
-    )
+    self.assertRegex(moved.fault, 'expert 1 .*: RESOURCE_EXHAUSTED: full$')
     self.assertIsNone(moved.block)
     link.begin(2, 0)
     (moved,) = _arrive(link, 1)
