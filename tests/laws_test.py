@@ -27,6 +27,7 @@ code broken on purpose:
   a failure ends who waits      affected() that leaves who waits where they are
   it ends nobody else           affected() without the test of `need`, and
                                 Prefill.drop taking out the whole group
+  who ended loads nothing       Prefill.drop without `need & kept`
 """
 
 import dataclasses
@@ -93,6 +94,7 @@ class Fake:
   Attributes:
     chunk: see `Executor`.
     content: key in each slot, -1 where none is, None while one is coming.
+    excused: keys that failed, with the rows whose prompts needed them then.
   """
 
   chunk = 4
@@ -106,10 +108,12 @@ class Fake:
     faults: float = 0.0,
   ):
     self.content: list[int | None] = [-1] * slots
+    self.excused: set[tuple[int, int]] = set()
     self._model, self._layers = model, len(model.moe_ids)
     self._seed, self._error = seed, error
     self._rows: dict[int, _Token] = {}
     self._prompt: list[_Token | None] = []
+    self._prompts: Sequence[int] = ()  # Rows of the chunk.
     self._dropped: set[int] = set()  # Who in the chunk may be passed over.
     self._loads: list[tuple[int, int, int]] = []
     self._works: deque[_Work] = deque()
@@ -190,6 +194,7 @@ class Fake:
         continue
       if expert in set(token.choices) - token.done:
         self._dropped.add(i // self.chunk)
+        self.excused.add((key, self._prompts[i // self.chunk]))
 
   def _enter(self, batch: protocols.Batch) -> _Answer:
     for e in batch.entries:
@@ -215,6 +220,7 @@ class Fake:
   def _prefill(self, batch: protocols.Batch) -> _Answer:
     if batch.chunk is not None:
       self._prompt, self._dropped = [], set()
+      self._prompts = batch.chunk.rows
       for start, ids in zip(
         batch.chunk.starts, batch.chunk.tokens, strict=True
       ):
@@ -332,7 +338,11 @@ class _Watch:
     elif isinstance(event, events.Prefilled):
       self.entering -= set(event.requests)
     elif isinstance(event, events.Finished):
-      del self.active[event.request]
+      row = self.active.pop(event.request)
+      if event.request in self.entering:
+        pair = int(event.detail.split()[0]), row
+        excused = self._engine._executor.excused
+        assert pair in excused, 'its prompt did not need what failed'
       self.entering.discard(event.request)
       self._at.pop(event.request, None)
       self.finished.add(event.request)
@@ -358,7 +368,9 @@ class _Watch:
     assert not over & {p.request.number for p in view.waiting}, 'a ghost waits'
     needs = [(p.layer, p.need) for p in view.waiting]
     if prefill is not None:
-      needs.append((prefill.layer, prefill.need))
+      chosen = {e for ids in prefill.choices for e in ids}
+      mask = sum(1 << e for e in chosen)
+      needs.append((prefill.layer, prefill.need & mask))
     else:
       for who in self._starving:
         self._starving[who] += 1
