@@ -12,10 +12,19 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
+from bevy_jax import config as engine_config
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import families, quant, tensors
 from bevy_jax.layers import params as params_lib
-from bevy_jax.offload import checkpoint, hf_checkpoint, host_store, pinned
+from bevy_jax.offload import (
+  checkpoint,
+  disk,
+  disk_store,
+  hf_checkpoint,
+  host_store,
+  pinned,
+  store,
+)
 
 _DEMO = 'demo'
 
@@ -26,21 +35,24 @@ class Loaded(NamedTuple):
   Attributes:
     config: its shape and the tokens that end a text.
     params: shared weights on the default device, see layers/params.py.
-    experts: every expert in pinned host memory, by key: index among the MoE
-      layers times the number of experts, plus the expert's id.
+    experts: every expert, in pinned host memory or on disk, by key: index
+      among the MoE layers times the number of experts, plus the expert's id.
     directory: where it came from; its tokenizer lies there.
     format: how experts are packed; None where they are floats.
   """
 
   config: config_lib.ModelConfig
   params: params_lib.Params
-  experts: host_store.HostStore
+  experts: store.Store
   directory: pathlib.Path
   format: quant.Format | None = None
 
 
 def load(
-  path: str | pathlib.Path, *, param_dtype: DTypeLike | None = None
+  path: str | pathlib.Path,
+  *,
+  param_dtype: DTypeLike | None = None,
+  engine: engine_config.EngineConfig | None = None,
 ) -> Loaded:
   """Loads 'demo', a Hugging Face directory or a converted one.
 
@@ -48,16 +60,21 @@ def load(
     path: which.
     param_dtype: dtype of the shared weights; as stored where not given.
       Experts always stay as they are stored, be it packed.
+    engine: what its budgets allow; all experts in host memory where not given.
 
   Raises:
     ValueError: anything missing, broken, unsupported or too large, naming
       file and tensor; before memory is filled wherever it can be known then.
+      Or a budget with which the engine cannot run.
   """
   directory = locate(path)
   config = read_config(directory)
   with _open(directory, config) as source:
     form = _format(source)
-    host_store.check_memory(source.nbytes, f'The weights in {directory}')
+    blocks = _budgets(source, config, form, param_dtype, engine)
+    away = (source.count - blocks) * _block_bytes(source)
+    what = f'The weights in {directory}' + (' beside the disk' * bool(away))
+    host_store.check_memory(source.nbytes - away, what)
     # Shared weights first: the buffers that reading them takes are free again
     # before the experts fill the memory.
     leaves = {
@@ -66,11 +83,65 @@ def load(
       )
       for name, leaf in source.shared()
     }
-    experts = host_store.HostStore.build(
-      source.count, source.shape, source.dtype, source.fill
-    )
+    experts = _experts(source, config, blocks, engine)
   params = tensors.unflatten(config, leaves)
   return Loaded(config, params, experts, directory, form)
+
+
+def _budgets(
+  source: 'HfSource | checkpoint.Reader',
+  config: config_lib.ModelConfig,
+  form: quant.Format | None,
+  param_dtype: DTypeLike | None,
+  engine: engine_config.EngineConfig | None,
+) -> int:
+  """Experts that host memory holds; ValueError where a budget cannot work."""
+  if engine is None:
+    return source.count
+  # Floats lie in their slots in the type of the shared weights.
+  kind = source.dtype if form or param_dtype is None else np.dtype(param_dtype)
+  engine_config.slots(engine, config, math.prod(source.shape) * kind.itemsize)
+  whole = checkpoint.stride(source.shape, source.dtype)
+  blocks = engine_config.host_blocks(engine, source.count, whole)
+  if blocks < source.count and isinstance(source, HfSource):
+    raise ValueError(
+      f'host_gib {engine.host_gib} holds {blocks} of {source.count} experts, '
+      'and the others can be read from disk only where the model is in the '
+      'native form; convert it first (python -m bevy_jax.experiments.convert), '
+      f'or give at least {source.count * whole / 2**30:.2f} or 0.'
+    )
+  return blocks
+
+
+def _block_bytes(source: 'HfSource | checkpoint.Reader') -> int:
+  return math.prod(source.shape) * source.dtype.itemsize
+
+
+def _experts(
+  source: 'HfSource | checkpoint.Reader',
+  config: config_lib.ModelConfig,
+  blocks: int,
+  engine: engine_config.EngineConfig | None,
+) -> store.Store:
+  """All of them in host memory, or a cache of those on disk."""
+  if engine is None or isinstance(source, HfSource) or blocks == source.count:
+    return host_store.HostStore.build(
+      source.count, source.shape, source.dtype, source.fill
+    )
+  file = disk.BlockFile(
+    source.directory / checkpoint.BLOCKS,
+    source.offsets,
+    source.checksums,
+    _block_bytes(source),
+  )
+  return disk_store.DiskStore(
+    file,
+    source.shape,
+    source.dtype,
+    layers=len(config.moe_ids),
+    blocks=blocks,
+    policy=engine_config.HOST_EVICTIONS[engine.host_eviction],
+  )
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:

@@ -17,28 +17,37 @@ class Moved(NamedTuple):
   Attributes:
     key: the expert.
     slot: where it goes.
-    block: device array with the expert's shape, in the stored type.
+    block: array with the expert's shape, in the stored type: on the device,
+      or the host block itself where the slot write is the copy; None where
+      the load failed, or the block lies in its slot already.
+    fault: why the load failed; empty where it did not.
+    read: nanoseconds at which its read from disk began and ended, if any.
   """
 
   key: int
   slot: int
-  block: jax.Array
+  block: jax.Array | None
+  fault: str = ''
+  read: tuple[int, ...] = ()
 
 
 class Transfer(Protocol):
-  """Moves blocks over the link, in order."""
+  """Moves blocks over the link; every load arrives, or says why not."""
 
   def begin(self, key: int, slot: int) -> None:
     """Starts to move an expert; returns at once."""
 
   def arrived(self) -> list[Moved]:
-    """What has arrived since the last call, in order; never waits."""
+    """What has arrived or failed since the last call; never waits."""
 
   def due(self) -> int | None:
     """Nanoseconds at which the next may arrive: None unknown or none."""
 
   def pending(self) -> int:
     """Loads begun and not yet returned by `arrived`."""
+
+  def close(self) -> None:
+    """Waits until it copies nothing any more, and forgets its loads."""
 
 
 class DevicePut:
@@ -56,16 +65,23 @@ class DevicePut:
 
   def begin(self, key: int, slot: int) -> None:
     """See `Transfer`."""
-    block = self._block(key)
+    moved = Moved(key, slot, self._block(key))
     if self._staged:
-      block = jax.device_put(block, self._sharding)
-    self._moving.append(Moved(key, slot, block))
+      try:
+        block = jax.device_put(moved.block, self._sharding)
+        moved = moved._replace(block=block)
+      except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        moved = _failed(moved, error)
+    self._moving.append(moved)
 
   def arrived(self) -> list[Moved]:
     """See `Transfer`."""
     out = []
-    while self._moving and is_ready(self._moving[0].block):
-      out.append(self._moving.popleft())
+    while self._moving:
+      block = self._moving[0].block
+      if block is not None and not is_ready(block):
+        break
+      out.append(_checked(self._moving.popleft()))
     return out
 
   def due(self) -> int | None:
@@ -75,6 +91,11 @@ class DevicePut:
   def pending(self) -> int:
     """See `Transfer`."""
     return len(self._moving)
+
+  def close(self) -> None:
+    """See `Transfer`."""
+    while self._moving:
+      _checked(self._moving.popleft())
 
 
 class Throttled:
@@ -131,25 +152,57 @@ class Throttled:
     """See `Transfer`."""
     return len(self._starts)
 
+  def close(self) -> None:
+    """See `Transfer`."""
+    self._inner.close()
+    self._starts.clear()
+    self._ready.clear()
+
 
 def is_ready(array: Any) -> bool:
   """Whether an array has its value; never waits."""
   return bool(array.is_ready())  # The stubs of jax.Array do not know it.
 
 
+def _checked(moved: Moved) -> Moved:
+  """A block that is ready, or failed on its way; waits where it is neither."""
+  if moved.block is None:
+    return moved
+  try:
+    moved.block.block_until_ready()
+  except jax.errors.JaxRuntimeError as error:
+    return _failed(moved, error)
+  return moved
+
+
+def _failed(moved: Moved, error: Exception) -> Moved:
+  first = (str(error).splitlines() or [type(error).__name__])[0]
+  fault = f'expert {moved.key} cannot be copied to the device: {first}'
+  return moved._replace(block=None, fault=fault)
+
+
 def write_slots(
-  pool: jax.Array, slots: jax.Array, blocks: list[jax.Array]
-) -> jax.Array:
+  pool: jax.Array, slots: jax.Array, blocks: list[jax.Array], told: bool = False
+) -> tuple[jax.Array, jax.Array | None]:
   """Puts blocks into slots of the pool, in the pool's type.
 
   To be jitted with the pool donated. Equal slots must get equal blocks.
+
+  Returns:
+    The pool, and where `told` a scalar that is ready when the write has run:
+    the pool itself cannot be asked once the next program has taken it.
   """
   for i, block in enumerate(blocks):
     here = jax.device_put(block, jax.memory.Space.Device)
     pool = jax.lax.dynamic_update_index_in_dim(
       pool, here.astype(pool.dtype), slots[i], 0
     )
-  return pool
+  if not told:
+    return pool, None
+  # Read from where it was written, so that nothing can make it earlier.
+  zero = jnp.zeros((), slots.dtype)
+  first = (slots[0], *[zero] * (pool.ndim - 1))
+  return pool, jax.lax.dynamic_slice(pool, first, (1,) * pool.ndim)
 
 
 def pool_bytes(slots: int, block: tuple[int, ...], dtype: jnp.dtype) -> int:
