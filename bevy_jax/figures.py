@@ -123,6 +123,9 @@ def _outcomes(
         prefetched.add(event.key)
     elif isinstance(event, events.LoadLanded):
       coming.discard(event.key)
+    elif isinstance(event, events.LoadFailed):
+      coming.discard(event.key)
+      prefetched.discard(event.key)
     elif isinstance(event, events.Routed) and coming:
       found = coming & {event.layer * experts + e for e in event.experts}
       coming -= found

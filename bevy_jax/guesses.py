@@ -44,6 +44,7 @@ class Guesses:
     self._prefetcher, self._table, self._log = prefetcher, table, log
     layers = len(table.resident)
     self.fresh = [0] * layers
+    self._broken = [0] * layers
     self._of: list[dict[int, _Guess]] = [{} for _ in range(rows)]
     self._at = [0] * rows
     self._patterns: patterns_lib.Patterns | None = None
@@ -105,6 +106,12 @@ class Guesses:
     layer, expert = divmod(key, self._table.experts)
     self.fresh[layer] &= ~(1 << expert)
 
+  def failed(self, key: int) -> None:
+    """A load has failed: only who needs the key may try it again."""
+    self.evicted(key)
+    layer, expert = divmod(key, self._table.experts)
+    self._broken[layer] |= 1 << expert
+
   def expected(self) -> list[protocols.Want]:
     """All that is guessed, a want a layer and row."""
     return [
@@ -126,7 +133,8 @@ class Guesses:
   def missing(self) -> list[tuple[int, float]]:
     """Guessed keys that are neither here nor coming, best first.
 
-    With each goes the chance that any of the rows uses it. Fewer layers
+    With each goes the chance that any of the rows uses it; keys whose load
+    has failed are left out. Fewer layers
     ahead come first, then the likelier ones, then the lower keys.
     """
     table, layers = self._table, len(self._table.resident)
@@ -135,6 +143,7 @@ class Guesses:
     for row, guesses in enumerate(self._of):
       for layer, guess in guesses.items():
         away = guess.experts & ~table.resident[layer] & ~table.loading[layer]
+        away &= ~self._broken[layer]
         if not away:
           continue
         ahead = (layer - self._at[row] - 1) % layers

@@ -62,6 +62,7 @@ class Loads:
     """A load has failed: its slot is free; its expert may be tried again."""
     slot = self._table.abort_load(event.key)
     self.in_flight -= 1
+    self.guesses.failed(event.key)
     self._log(events.LoadFailed(event.time, event.key, slot, event.reason))
 
   def issue(

@@ -33,6 +33,7 @@ code broken on purpose:
   a guess ends where it tells   Guesses.reveal with get for pop
   one copy                      Guesses.missing without `& ~table.loading`
   counters add up               figures._outcomes without its discard
+  what failed is not guessed    Guesses.missing without `& ~self._broken`
   seeded errors are the same    Oracle.guess with a generator of no seed
   every load ends or is told    Engine._failed without `_loads.failed`
   a failure ends who waits      affected() that leaves who waits where they are
@@ -701,11 +702,16 @@ class LawsTest(parameterized.TestCase):
   def _fates(self, log: list[events.Event]) -> list[str]:
     """What became of each prefetch, told from the launches."""
     fates: list[str] = []
+    failed: set[int] = set()
     of: dict[int, int] = {}
     for e in log:
       if isinstance(e, events.LoadIssued) and e.cause == 'prefetch':
+        self.assertNotIn(e.key, failed)
         of[e.key] = len(fates)
         fates.append('kept')
+      elif isinstance(e, events.LoadFailed):
+        of.pop(e.key, None)
+        failed.add(e.key)
       elif isinstance(e, events.LaunchBegun):
         for key in set(e.experts) & set(of):
           fates[of[key]] = 'used'
