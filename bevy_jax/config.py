@@ -9,7 +9,7 @@ import jax
 from bevy_jax import baselines, protocols, runahead
 from bevy_jax import trace as trace_lib
 from bevy_jax.layers import config as model_config
-from bevy_jax.offload import eviction, host_store
+from bevy_jax.offload import eviction, host_store, slot_table
 
 SCHEDULERS: dict[str, protocols.Scheduler] = {
   'lockstep': baselines.Lockstep(),
@@ -17,6 +17,7 @@ SCHEDULERS: dict[str, protocols.Scheduler] = {
 }
 # `static` is made from a trace; `belady` would need the future.
 EVICTIONS = eviction.EVICTIONS
+CAPACITIES = ('global', 'layer')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class EngineConfig:
   Attributes:
     cache: experts on the device: a float is a fraction of all (layer,
       expert) pairs, an integer a number of slots.
+    capacity: 'global', where all layers share the slots, or 'layer', where
+      each layer has an even part of them for its own experts alone.
     requests: R, rows that decode at the same time; more requests wait.
     scheduler: a name of `SCHEDULERS`.
     eviction: a name of `EVICTIONS`, or 'static' with a trace.
@@ -43,6 +46,7 @@ class EngineConfig:
   """
 
   cache: float | int = 0.5
+  capacity: str = 'global'
   requests: int = 8
   scheduler: str = 'runahead'
   eviction: str = 'lfu_decayed'
@@ -57,6 +61,7 @@ class EngineConfig:
 
   def __post_init__(self) -> None:
     choose('scheduler', self.scheduler, SCHEDULERS)
+    choose('capacity', self.capacity, CAPACITIES)
     check_eviction(self.eviction, self.trace)
     choose('dtype', self.dtype, ('auto', 'float32', 'bfloat16'))
     parse_link(self.link)
@@ -165,13 +170,21 @@ def slots(config: EngineConfig, model: model_config.ModelConfig) -> int:
     count = int(config.cache * pairs)
   else:
     count = config.cache
-  if count < model.top_k:
+  parts = len(model.moe_ids) if config.capacity == 'layer' else 1
+  least = parts * model.top_k
+  if count < least:
+    each = f' in each of {parts} layers' if parts > 1 else ''
     raise ValueError(
       f'cache {config.cache} is {count} slots, but one token uses '
-      f'{model.top_k} experts of a layer at once; give at least '
-      f'{model.top_k} slots, or a fraction of {model.top_k / pairs:.4f}.'
+      f'{model.top_k} experts of a layer at once{each}; give at least '
+      f'{least} slots, or a fraction of {math.ceil(least / pairs * 1e4) / 1e4}.'
     )
   return min(count, pairs)
+
+
+def quota(config: EngineConfig, layers: int, slots: int) -> tuple[int, ...]:
+  """Slots that each layer may fill; empty where all share one pool."""
+  return slot_table.split(slots, layers) if config.capacity == 'layer' else ()
 
 
 def param_dtype(config: EngineConfig) -> str | None:

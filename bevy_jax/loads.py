@@ -61,10 +61,12 @@ class Loads:
       for expert in slot_table.bits(missing):
         if self.full:
           return
-        if not table.free:
+        if not table.room(layer):
           barred = table.barring(wants) if barred is None else barred
           if not self._make_room(wants, rank, barred):
-            return
+            if not table.quota:
+              return  # Who comes later may take no more than this one.
+            break  # Another layer's slots are another matter.
         self._begin(layer * table.experts + expert, cause)
 
   def _begin(self, key: int, cause: str) -> None:
@@ -84,8 +86,9 @@ class Loads:
     barred: npt.NDArray[np.float64],
   ) -> bool:
     """Frees a slot for the want at `rank`; False where it must wait."""
-    key = self._eviction.victim(barred, self.uses)
-    if barred[key]:
+    within = self._table.within(wants[rank].layer, barred)
+    key = self._eviction.victim(within, self.uses)
+    if within[key]:
       found = self._to_rob(wants, rank)
       if found is None:
         return False
@@ -100,6 +103,8 @@ class Loads:
     """A key that only wants behind `rank` await, from the last one."""
     for last in range(len(wants) - 1, rank, -1):
       layer, experts = wants[last]
+      if self._table.quota and layer != wants[rank].layer:
+        continue
       for want in wants[:last]:
         if want.layer == layer:
           experts &= ~want.experts

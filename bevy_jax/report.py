@@ -28,6 +28,7 @@ class Facts:
     experts: experts of a layer.
     top_k: experts that a token uses.
     slots: size of the cache.
+    quota: slots that each layer may fill; empty where all share one pool.
     block_bytes: bytes of an expert, scales included.
     cache_bytes: bytes of the cache.
     eviction: the run's own.
@@ -47,6 +48,7 @@ class Facts:
   cache_bytes: int
   eviction: eviction_lib.Eviction
   warmup: int
+  quota: tuple[int, ...] = ()
 
 
 def make(log: Sequence[events.Event], facts: Facts) -> dict[str, Any]:
@@ -73,6 +75,7 @@ def make(log: Sequence[events.Event], facts: Facts) -> dict[str, Any]:
   report['max_lag'] = figures.max_lag(log, window)
   report |= _bounds(log, window, facts, report, busy.load_seconds(loads), ran)
   report['slots'], report['cache_bytes'] = facts.slots, facts.cache_bytes
+  report['capacity'] = 'layer' if facts.quota else 'global'
   report['total'] = _total(log, ran, facts)
   return report
 
@@ -89,6 +92,7 @@ def table(reports: Sequence[dict[str, Any]]) -> rich.table.Table:
   first = reports[0]['tokens_per_s']
   lines: dict[str, Callable[[dict[str, Any]], str]] = {
     'eviction': lambda r: _setting(r, 'eviction'),
+    'capacity': lambda r: r['capacity'],
     'tokens/s': lambda r: f'{r["tokens_per_s"]:.2f}',
     'ratio': lambda r: f'{r["tokens_per_s"] / first:.2f}' if first else '-',
     'hit rate': lambda r: f'{r["hit_rate"]:.1%}',
@@ -138,7 +142,9 @@ def _bounds(
   ran: Sequence[busy.Ran],
 ) -> dict[str, Any]:
   path = bounds.steps(log, facts.experts, window.first, window.last)
-  best = bounds.inside(path, bounds.belady_misses(path, facts.slots))
+  best = bounds.inside(
+    path, bounds.belady_misses(path, facts.slots, facts.quota)
+  )
   lockstep = bounds.inside(
     path,
     bounds.lockstep_misses(
@@ -148,6 +154,7 @@ def _bounds(
       slots=facts.slots,
       rows=facts.rows,
       eviction=facts.eviction,
+      quota=facts.quota,
     ),
   )
   # The window's own launches: the first ones after a start are slower.

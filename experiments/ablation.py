@@ -13,8 +13,9 @@ from bevy_jax import replay
 from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import configs, run
 from bevy_jax.offload import eviction as eviction_lib
+from bevy_jax.offload import slot_table
 
-AXES = ('eviction', 'cache', 'requests')
+AXES = ('eviction', 'cache', 'requests', 'capacity')
 _MEASURED = (
   'tokens_per_s', 'hit_rate', 'loads', 'wasted_loads', 'stall', 'link_busy',
   'gpu_busy', 'bound_fraction',
@@ -30,11 +31,13 @@ class Grid(NamedTuple):
     evictions: names; 'belady' in replays alone.
     caches: fractions of all experts.
     requests: how many decode together.
+    capacities: 'global' or 'layer', see `EngineConfig`.
   """
 
   evictions: Sequence[str]
   caches: Sequence[float]
   requests: Sequence[int]
+  capacities: Sequence[str] = ('global',)
 
   def only(self, axes: Sequence[str]) -> 'Grid':
     """The grid with the first value alone of axes that are not named."""
@@ -44,6 +47,7 @@ class Grid(NamedTuple):
       self.evictions if 'eviction' in axes else self.evictions[:1],
       self.caches if 'cache' in axes else self.caches[:1],
       self.requests if 'requests' in axes else self.requests[:1],
+      self.capacities if 'capacity' in axes else self.capacities[:1],
     )
     if not all(found):
       raise ValueError(f'each of the axes {AXES} needs a value; got {self}.')
@@ -63,21 +67,17 @@ def replayed(
   """
   for name in grid.evictions:
     config_lib.choose('eviction', name, [*config_lib.names(), 'belady'])
-  pairs = trace.layers * trace.num_experts
   skip = warmup * trace.layers
-  for rows, cache in itertools.product(grid.requests, grid.caches):
-    slots = int(cache * pairs)
-    if slots < trace.experts.shape[3]:
-      raise ValueError(
-        f'cache {cache} is {slots} slots of {pairs}, but a token uses '
-        f'{trace.experts.shape[3]} experts of a layer at once.'
-      )
+  for rows, cache, capacity in itertools.product(
+    grid.requests, grid.caches, grid.capacities
+  ):
+    slots, quota = _slots(trace, cache, capacity)
     steps = replay.path(trace, range(rows), tokens)
     uses = sum(len(step.keys) for step in steps[skip:])
     misses = {
       name: sum(
         replay.misses(
-          trace, range(rows), tokens, slots, _rule(name, trace, rows)
+          trace, range(rows), tokens, slots, _rule(name, trace, rows), quota
         )[skip:]
       )
       for name in dict.fromkeys([*grid.evictions, 'belady'])
@@ -87,12 +87,31 @@ def replayed(
         'requests': rows,
         'cache': cache,
         'slots': slots,
+        'capacity': capacity,
         'eviction': name,
         'uses': uses,
         'misses': misses[name],
         'miss_rate': round(misses[name] / max(1, uses), 4),
         'to_belady': round(misses[name] / max(1, misses['belady']), 3),
       }
+
+
+def _slots(
+  trace: trace_lib.Trace, cache: float, capacity: str
+) -> tuple[int, tuple[int, ...]]:
+  """Slots and quota; ValueError where a token's experts would not fit."""
+  config_lib.choose('capacity', capacity, config_lib.CAPACITIES)
+  pairs, parts = trace.layers * trace.num_experts, 1
+  if capacity == 'layer':
+    parts = trace.layers
+  slots, top_k = int(cache * pairs), trace.experts.shape[3]
+  if slots < parts * top_k:
+    raise ValueError(
+      f'cache {cache} is {slots} slots of {pairs}, but with capacity '
+      f'{capacity!r} at least {parts * top_k} are needed: a token uses '
+      f'{top_k} experts of a layer at once.'
+    )
+  return slots, slot_table.split(slots, parts) if parts > 1 else ()
 
 
 def _rule(
@@ -121,8 +140,12 @@ def measured(
   """Runs a model once for every combination; figures of its reports."""
   for name in grid.evictions:
     config_lib.check_eviction(name, base.engine.trace)
-  for rows, cache in itertools.product(grid.requests, grid.caches):
-    engine = dataclasses.replace(base.engine, requests=rows, cache=cache)
+  for rows, cache, capacity in itertools.product(
+    grid.requests, grid.caches, grid.capacities
+  ):
+    engine = dataclasses.replace(
+      base.engine, requests=rows, cache=cache, capacity=capacity
+    )
     bench = run.Bench(dataclasses.replace(base, engine=engine), say)
     for name in grid.evictions:
       report = bench.run(engine.scheduler, name).report
@@ -130,6 +153,7 @@ def measured(
         'requests': rows,
         'cache': cache,
         'slots': bench.llm.slots,
+        'capacity': capacity,
         'scheduler': engine.scheduler,
         'eviction': name,
         'link': bench.link,

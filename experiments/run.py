@@ -190,6 +190,7 @@ class Bench:
       cache_bytes=llm.executor.pool_bytes,
       eviction=llm.eviction(eviction),
       warmup=engine.warmup,
+      quota=config_lib.quota(engine, len(model.config.moe_ids), llm.slots),
     )
 
 

@@ -10,6 +10,9 @@ code broken on purpose:
   an expert lands before use    begin_load setting `resident` at once
   a slot being read is kept     `evictable` without `& ~self.reading`
   slots are never exceeded      SlotTable made with one slot more
+  a layer keeps to its part     SlotTable.room of the free slots alone
+  a wave fits into its layer    View.room of all slots
+  one layer's wait is its own   Loads.issue with `return` in every case
   no deadlock                   Lockstep asking for one layer of all waiting
   no starvation                 Runahead.wants most advanced first
   only the unwanted give way    SlotTable.barring with `joined` left at 0
@@ -58,6 +61,17 @@ _VARIANTS = {
     ['lfu_decayed', 'reuse'],
   )
 }
+# Variants in which every layer has its own part of the slots.
+_PARTED = {
+  f'{scheduler}_{eviction}_layer': (
+    config_lib.SCHEDULERS[scheduler],
+    config_lib.EVICTIONS[eviction],
+  )
+  for scheduler, eviction in itertools.product(
+    config_lib.SCHEDULERS, ['lru', 'random', 'least_stale', 'reuse']
+  )
+}
+_VARIANTS |= _PARTED
 _SEEDS = 60
 _Kind = TypeVar('_Kind', bound=events.Event)
 # Tokens, soundness and choices, as in `Ended`.
@@ -336,8 +350,12 @@ class _Watch:
     table, wants = self._engine.table, self._wants()
     first: dict[int, int] = {}
     serving = None
+    # Whose experts could have made room instead.
+    every = range(len(table.resident))
+    layers = [key // table.experts] if table.quota else every
     for rank, (layer, experts) in enumerate(wants):
       away = experts & ~table.resident[layer] & ~table.loading[layer]
+      away = away if layer in layers else 0
       serving = rank if away and serving is None else serving
       for expert in slot_table.bits(experts):
         first.setdefault(layer * table.experts + expert, rank)
@@ -345,7 +363,7 @@ class _Watch:
     behind = len(wants)  # A key that nobody wants is behind all wants.
     ranks = [
       first.get(layer * table.experts + expert, behind)
-      for layer in range(len(table.resident))
+      for layer in layers
       for expert in slot_table.bits(table.evictable(layer))
     ]
     mine = first.get(key, behind)
@@ -357,20 +375,22 @@ class _Watch:
 
   def _spares_decode(self, key: int) -> None:
     view, table = self._engine.view, self._engine.table
+    prefill = self._engine._prefill
+    assert prefill is not None
+    every = range(len(table.resident))
+    layers = [prefill.layer] if table.quota else every
     awaited = {
       p.layer * table.experts + e
       for p in view.waiting
-      for e in slot_table.bits(p.need)
+      for e in slot_table.bits(p.need if p.layer in layers else 0)
     }
-    prefill = self._engine._prefill
-    assert prefill is not None
     busy = {
       layer * table.experts + e
-      for layer in range(len(table.resident))
+      for layer in layers
       for e in slot_table.bits(table.loading[layer] | table.reading[layer])
       if layer != prefill.layer or not prefill.need >> e & 1
     }
-    room = view.slots - len(awaited | busy)
+    room = view.room(prefill.layer) - len(awaited | busy)
     avoidable = room >= self._engine._model.top_k
     assert not (key in awaited and avoidable), 'prefill robs those who decode'
 
@@ -436,6 +456,11 @@ def _run(variant: str, world: _World) -> list[events.Event]:
     keys = len(world.model.moe_ids) * world.model.num_experts
     rng = np.random.default_rng(world.seed)
     eviction = eviction_lib.Static(popularity=rng.random(keys))
+  layers, quota = len(world.model.moe_ids), tuple[int, ...]()
+  if variant in _PARTED:
+    least = layers * world.model.top_k
+    world = world._replace(slots=max(world.slots, least))
+    quota = slot_table.split(world.slots, layers)
   fake = Fake(world.model, world.slots, world.seed, world.error)
   found = engine.Engine(
     world.model,
@@ -445,6 +470,7 @@ def _run(variant: str, world: _World) -> list[events.Event]:
     rows=world.rows,
     slots=world.slots,
     link_depth=world.link_depth,
+    quota=quota,
   )
   bound = world.rows * world.model.top_k + 2 * world.link_depth
   watch = _Watch(found, scheduler, bound)
