@@ -12,8 +12,9 @@ class Lockstep:
 
   After the router all misses of the batch are wanted at once, in ascending
   order, and the experts are applied when all are resident. A union larger
-  than what the layer may hold goes in waves of ascending ids. Requests that joined while
-  the others were in the middle of a pass catch up with them first.
+  than what the layer may hold goes in waves of ascending ids. Requests that
+  joined while the others were in the middle of a pass catch up with them
+  first.
   """
 
   depth: int = 1

@@ -55,9 +55,7 @@ class Engine:
     layers = len(model.moe_ids)
     self._model, self._layers = model, layers
     self._executor, self._scheduler, self._stop = executor, scheduler, stop
-    self.table = slot_table.SlotTable(
-      layers, model.num_experts, slots, quota
-    )
+    self.table = slot_table.SlotTable(layers, model.num_experts, slots, quota)
     self.log: list[events.Event] = []
     self.view = protocols.View(
       [], 0, 0, self.table.resident, self.table.loading, slots, quota=quota

@@ -92,7 +92,6 @@ def table(reports: Sequence[dict[str, Any]]) -> rich.table.Table:
   first = reports[0]['tokens_per_s']
   lines: dict[str, Callable[[dict[str, Any]], str]] = {
     'eviction': lambda r: _setting(r, 'eviction'),
-    'capacity': lambda r: r['capacity'],
     'tokens/s': lambda r: f'{r["tokens_per_s"]:.2f}',
     'ratio': lambda r: f'{r["tokens_per_s"] / first:.2f}' if first else '-',
     'hit rate': lambda r: f'{r["hit_rate"]:.1%}',

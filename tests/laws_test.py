@@ -12,7 +12,7 @@ code broken on purpose:
   slots are never exceeded      SlotTable made with one slot more
   a layer keeps to its part     SlotTable.room of the free slots alone
   a wave fits into its layer    View.room of all slots
-  one layer's wait is its own   Loads.issue with `return` in every case
+  a layer robs its own alone    Loads._to_rob without its test of the layer
   no deadlock                   Lockstep asking for one layer of all waiting
   no starvation                 Runahead.wants most advanced first
   only the unwanted give way    SlotTable.barring with `joined` left at 0
