@@ -52,6 +52,8 @@ class DeviceExecutor:
   ):
     self.rows, self.chunk = config.requests, config.chunk
     self.slots = config_lib.slots(config, model)
+    quota = config_lib.quota(config, len(model.moe_ids), self.slots)
+    self._room = min(quota, default=self.slots)  # For one layer's experts.
     self._model, self._context, self._store = model, context, store
     self._dtype = params['embed'].dtype
     self._device = jax.devices()[0]
@@ -321,7 +323,7 @@ class DeviceExecutor:
     programs, model = self._programs, self._model
     # Prefill leaves alone what all the other rows may be waiting for.
     awaited = (self.rows - 1) * model.top_k
-    waves = self.slots < model.num_experts + awaited
+    waves = self._room < model.num_experts + awaited
     for b in programs.prompt_buckets:
       chunk = protocols.Chunk([self.rows] * b, [[]] * b, [0] * b)
       yield protocols.Batch('prefill', -1, chunk=chunk)
@@ -337,7 +339,7 @@ class DeviceExecutor:
       yield protocols.Batch('enter', -1, entries=[entry] * rows)
       for layer in programs.distinct_stages():
         yield protocols.Batch('decode', layer, rows=away)
-      if self.slots < steps.distinct_limit(model, rows):
+      if self._room < steps.distinct_limit(model, rows):
         yield protocols.Batch('decode', 0, rows=away, finish=False)
 
 
