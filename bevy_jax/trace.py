@@ -77,9 +77,11 @@ def save(path: str | os.PathLike[str], trace: Trace) -> None:
   """Writes a trace that `load` reads; ValueError where it is none."""
   check(trace)
   meta = json.dumps(trace.meta | {'num_experts': trace.num_experts})
-  np.savez_compressed(
-    path, experts=trace.experts, lengths=trace.lengths, meta=np.array(meta)
-  )
+  # An open file keeps its name; NumPy adds .npz to a path that lacks it.
+  with open(path, 'wb') as file:
+    np.savez_compressed(
+      file, experts=trace.experts, lengths=trace.lengths, meta=np.array(meta)
+    )
 
 
 def check(trace: Trace) -> None:

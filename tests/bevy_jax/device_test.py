@@ -65,9 +65,7 @@ def _params() -> dict[str, Any]:
 
 
 @functools.cache
-def _executor(
-  slots: int, capacity: str = 'global'
-) -> device.DeviceExecutor:
+def _executor(slots: int, capacity: str = 'global') -> device.DeviceExecutor:
   def fill(key: int, out: np.ndarray) -> None:
     out[...] = 0
     out[0, 0, 0] = key  # To tell experts apart; up and down remain 0.
