@@ -115,9 +115,9 @@ def _length(number: int, path: _Path, layers: int) -> int:
   cut = path.reason in (None, 'error')
   if path.tokens > length or (not cut and (path.tokens < length or rest)):
     raise ValueError(
-      f'request {number} ended with {path.reason!r} after {path.tokens} tokens, '
-      f'but {len(path.experts)} routings at {layers} layers are known: the log '
-      'has a hole; record the run again.'
+      f'request {number} ended with {path.reason!r} after {path.tokens} '
+      f'tokens, but {len(path.experts)} routings at {layers} layers are known: '
+      'the log has a hole; record the run again.'
     )
   return length
 
