@@ -53,6 +53,7 @@ class Engine:
     stop: StopRule | None = None,
   ):
     layers = len(model.moe_ids)
+    loads_lib.check_room(slots, quota, model.top_k)
     self._model, self._layers = model, layers
     self._executor, self._scheduler, self._stop = executor, scheduler, stop
     self.table = slot_table.SlotTable(layers, model.num_experts, slots, quota)

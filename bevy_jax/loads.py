@@ -10,6 +10,16 @@ from bevy_jax.offload import slot_table
 from bevy_jax.offload import uses as uses_lib
 
 
+def check_room(slots: int, quota: Sequence[int], top_k: int) -> None:
+  """ValueError where one token's experts of a layer would never all fit."""
+  if min(quota, default=slots) < top_k:
+    parts = f', {min(quota)} for some of {len(quota)} layers' if quota else ''
+    raise ValueError(
+      f'the cache has {slots} slots{parts}, but one token uses {top_k} experts '
+      f'of a layer at once; give at least {top_k * max(1, len(quota))} slots.'
+    )
+
+
 class Loads:
   """The engine's hand on the link; it alone issues and lands loads.
 
