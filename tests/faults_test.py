@@ -260,8 +260,7 @@ class CacheTest(parameterized.TestCase):
 
     32 rows choose 8 of 64 experts in 16 slots: exact, and no expert is loaded
     twice in a pass of a layer. Seen to fail with waves one slot too large
-    (they never become resident) and with waves of two experts whose last
-    one is left out of `need` too late.
+    and with `Lockstep.wants` of the whole union: neither becomes resident.
     """
     config = config_lib.EngineConfig(
       cache=16,
@@ -324,7 +323,8 @@ class SchedulerTest(parameterized.TestCase):
     """Two requests hold half of what they need and wait for the other half.
 
     Slots for nearly two tokens' experts, all rows busy. Seen to fail with
-    `Runahead.wants` in the order of rows: the last ones rob the first.
+    `Runahead.wants` most advanced first, and with `Loads._to_rob` that finds
+    nobody.
     """
     slots = 2 * _TOP_K - 1
     slots *= len(_TINY.moe_ids) if capacity == 'layer' else 1
@@ -343,7 +343,7 @@ class SchedulerTest(parameterized.TestCase):
 
     Equal prompts give equal texts for about the loads of one; who has ended
     loads nothing. Seen to fail with `Loads.issue` that forgets what is on
-    its way, and with a row's seed taken from its number.
+    its way.
     """
     prompt, counts = _prompts()[2], []
     for copies in (1, _ROWS):
