@@ -12,8 +12,9 @@ class Lockstep:
 
   After the router all misses of the batch are wanted at once, in ascending
   order, and the experts are applied when all are resident. A union larger
-  than the cache goes in waves of ascending ids. Requests that joined while
-  the others were in the middle of a pass catch up with them first.
+  than what the layer may hold goes in waves of ascending ids. Requests that
+  joined while the others were in the middle of a pass catch up with them
+  first.
   """
 
   depth: int = 1
@@ -23,8 +24,8 @@ class Lockstep:
     batch = _batch(view)
     if not batch:
       return []
-    union = _union(batch)
-    return [protocols.Want(batch[0].layer, wave(union, view.slots))]
+    layer, union = batch[0].layer, _union(batch)
+    return [protocols.Want(layer, wave(union, view.room(layer)))]
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: the wave once it is resident."""
@@ -32,7 +33,7 @@ class Lockstep:
     if view.in_flight or not batch:
       return None
     layer, union = batch[0].layer, _union(batch)
-    experts = wave(union, view.slots)
+    experts = wave(union, view.room(layer))
     if experts & ~view.resident[layer]:
       return None
     return protocols.Launch(layer, batch, experts, finish=experts == union)

@@ -111,13 +111,28 @@ def inside(path: Sequence[Step], amounts: Sequence[float]) -> float:
   return sum(s.share * a for s, a in zip(path, amounts, strict=True))
 
 
-def belady_misses(path: Sequence[Step], slots: int) -> list[int]:
+def belady_misses(
+  path: Sequence[Step], slots: int, quota: Sequence[int] = ()
+) -> list[int]:
   """Misses of each step if the future were known, from a cold cache.
 
   The victim is the expert whose next use is farthest, never one of the
   step's own. Where a step needs more than the cache holds, everything that
-  is not resident misses, and those with the nearest next use stay.
+  is not resident misses, and those with the nearest next use stay. With a
+  quota each layer is a cache of its own.
   """
+  if not quota:
+    return _belady_misses(path, slots)
+  misses = [0] * len(path)
+  for layer, count in enumerate(quota):
+    own = [i for i, step in enumerate(path) if step.layer == layer]
+    found = _belady_misses([path[i] for i in own], count)
+    for i, each in zip(own, found, strict=True):
+      misses[i] = each
+  return misses
+
+
+def _belady_misses(path: Sequence[Step], slots: int) -> list[int]:
   following = _following(path)
   resident: dict[int, int] = {}
   heap: list[tuple[int, int]] = []
@@ -161,6 +176,7 @@ def lockstep_misses(
   slots: int,
   rows: int,
   eviction: eviction_lib.Eviction,
+  quota: Sequence[int] = (),
 ) -> list[int]:
   """Loads of each step when the engine runs `Lockstep`, from a cold cache.
 
@@ -171,8 +187,9 @@ def lockstep_misses(
     slots: size of the cache.
     rows: R, rows of the engine, which its clock of uses divides by.
     eviction: chooses the victims.
+    quota: slots that each layer may fill; empty for one pool.
   """
-  table = slot_table.SlotTable(layers, experts, slots)
+  table = slot_table.SlotTable(layers, experts, slots, quota)
   uses = uses_lib.Uses(layers, experts, rows, eviction.estimates)
   tokens = 0
   misses = []
@@ -185,7 +202,8 @@ def lockstep_misses(
     for key in step.keys:
       left |= 1 << key % experts
     while left:
-      wave = baselines.wave(left, slots)
+      room = quota[step.layer] if quota else slots
+      wave = baselines.wave(left, room)
       loads += _fill(table, step.layer, wave, eviction, uses)
       left &= ~wave
     misses.append(loads)
@@ -222,8 +240,8 @@ def _fill(
   missing = list(slot_table.bits(wave & ~table.resident[layer]))
   barred = table.barring([(layer, wave)])
   for expert in missing:
-    if not table.free:
-      victim = eviction.victim(barred, uses)
+    if not table.room(layer):
+      victim = eviction.victim(table.within(layer, barred), uses)
       barred[victim] = np.inf
       table.evict(victim)
     key = layer * table.experts + expert

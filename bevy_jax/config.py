@@ -10,7 +10,13 @@ import jax
 from bevy_jax import baselines, protocols, runahead
 from bevy_jax import trace as trace_lib
 from bevy_jax.layers import config as model_config
-from bevy_jax.offload import eviction, host_store, patterns, prefetch
+from bevy_jax.offload import (
+  eviction,
+  host_store,
+  patterns,
+  prefetch,
+  slot_table,
+)
 
 SCHEDULERS: dict[str, protocols.Scheduler] = {
   'lockstep': baselines.Lockstep(),
@@ -21,6 +27,7 @@ EVICTIONS = eviction.EVICTIONS
 PREFETCHERS = prefetch.PREFETCHERS
 # Host memory knows no requests: no rule that asks what they will use next.
 HOST_EVICTIONS = {n: e for n, e in EVICTIONS.items() if not e.estimates}
+CAPACITIES = ('global', 'layer')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +42,8 @@ class EngineConfig:
     host_gib: GiB of host memory for experts, those on the device included;
       the others stay on disk. 0 for all of them.
     host_eviction: which expert in host memory makes room for another one.
+    capacity: 'global', where all layers share the slots, or 'layer', where
+      each layer has an even part of them for its own experts alone.
     requests: R, rows that decode at the same time; more requests wait.
     scheduler: a name of `SCHEDULERS`.
     eviction: a name of `EVICTIONS`, or 'static' with a trace.
@@ -58,6 +67,7 @@ class EngineConfig:
   cache_gib: float = 0.0
   host_gib: float = 0.0
   host_eviction: str = 'lfu_decayed'
+  capacity: str = 'global'
   requests: int = 8
   scheduler: str = 'runahead'
   eviction: str = 'lfu_decayed'
@@ -73,6 +83,7 @@ class EngineConfig:
 
   def __post_init__(self) -> None:
     choose('scheduler', self.scheduler, SCHEDULERS)
+    choose('capacity', self.capacity, CAPACITIES)
     check_eviction(self.eviction, self.trace)
     check_prefetch(self.prefetch, self.trace)
     choose('host eviction', self.host_eviction, HOST_EVICTIONS)
@@ -302,11 +313,14 @@ def slots(
     count = int(config.cache * pairs)
   else:
     count = config.cache
-  if count < model.top_k:
+  parts = len(model.moe_ids) if config.capacity == 'layer' else 1
+  least = parts * model.top_k
+  if count < least:
+    each = f' in each of {parts} layers' if parts > 1 else ''
     raise ValueError(
       f'cache {config.cache} is {count} slots, but one token uses '
-      f'{model.top_k} experts of a layer at once; give at least '
-      f'{model.top_k} slots, or a fraction of {model.top_k / pairs:.4f}.'
+      f'{model.top_k} experts of a layer at once{each}; give at least '
+      f'{least} slots, or a fraction of {math.ceil(least / pairs * 1e4) / 1e4}.'
     )
   return min(count, pairs)
 
@@ -340,6 +354,11 @@ def host_blocks(config: EngineConfig, count: int, block_bytes: int) -> int:
 def _gib(nbytes: int) -> str:
   """Rounded up, so that giving it is enough."""
   return f'{math.ceil(nbytes / 2**30 * 1e6) / 1e6:.6f}'
+
+
+def quota(config: EngineConfig, layers: int, slots: int) -> tuple[int, ...]:
+  """Slots that each layer may fill; empty where all share one pool."""
+  return slot_table.split(slots, layers) if config.capacity == 'layer' else ()
 
 
 def param_dtype(config: EngineConfig) -> str | None:

@@ -60,6 +60,8 @@ class DeviceExecutor:
     kind = jnp.dtype(jnp.uint8) if form else self._dtype
     block = transfer_lib.pool_bytes(1, store.shape, kind)
     self.slots = config_lib.slots(config, model, block)
+    quota = config_lib.quota(config, len(model.moe_ids), self.slots)
+    self._room = min(quota, default=self.slots)  # For one layer's experts.
     self.pool_bytes = self.slots * block
     kv = kv_cache.nbytes(model, self.rows, context, self._dtype)
     config_lib.check_memory(config, self.pool_bytes, kv, self._device)
@@ -354,7 +356,7 @@ class DeviceExecutor:
     programs, model = self._programs, self._model
     # Prefill leaves alone what all the other rows may be waiting for.
     awaited = (self.rows - 1) * model.top_k
-    waves = self.slots < model.num_experts + awaited
+    waves = self._room < model.num_experts + awaited
     for b in programs.prompt_buckets:
       chunk = protocols.Chunk([self.rows] * b, [[]] * b, [0] * b)
       yield protocols.Batch('prefill', -1, chunk=chunk)
@@ -374,7 +376,7 @@ class DeviceExecutor:
       yield protocols.Batch('enter', -1, entries=[entry] * rows)
       for layer in programs.distinct_stages():
         yield protocols.Batch('decode', layer, rows=away)
-      if self.slots < steps.distinct_limit(model, rows):
+      if self._room < steps.distinct_limit(model, rows):
         yield protocols.Batch('decode', 0, rows=away, finish=False)
 
 

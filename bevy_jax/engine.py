@@ -46,16 +46,18 @@ class Engine:
     rows: int,
     slots: int,
     link_depth: int,
+    quota: Sequence[int] = (),
     stop: StopRule | None = None,
     prefetcher: protocols.Prefetcher = prefetch.PREFETCHERS['none'],
   ):
     layers = len(model.moe_ids)
+    loads_lib.check_room(slots, quota, model.top_k)
     self._model, self._layers = model, layers
     self._executor, self._scheduler, self._stop = executor, scheduler, stop
-    self.table = slot_table.SlotTable(layers, model.num_experts, slots)
+    self.table = slot_table.SlotTable(layers, model.num_experts, slots, quota)
     self.log: list[events.Event] = []
     self.view = protocols.View(
-      [], 0, 0, self.table.resident, self.table.loading, slots
+      [], 0, 0, self.table.resident, self.table.loading, slots, quota=quota
     )
     self._loads = loads_lib.Loads(
       self.table,
@@ -168,8 +170,10 @@ class Engine:
       p.layer * self._model.num_experts + e
       for p in self.view.waiting
       for e in p.choices
+      if not self.view.quota or p.layer == prefill.layer
     }
-    room = max(self._model.top_k, self.view.slots - len(awaited))
+    room = self.view.room(prefill.layer) - len(awaited)
+    room = max(self._model.top_k, room)
     return prefill.wave(self.table.resident[prefill.layer], room)
 
   def _ended_prefill(self, flight: _Flight, ended: protocols.Ended) -> None:

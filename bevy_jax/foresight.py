@@ -65,6 +65,7 @@ def see(
   *,
   ahead: int = 0,
   warmup: int = 0,
+  quota: Sequence[int] = (),
 ) -> Seen:
   """Replays requests in lockstep order from a cold cache.
 
@@ -82,6 +83,7 @@ def see(
     prefetcher: ValueError where it needs a model's routers.
     ahead: prefetches between two steps.
     warmup: tokens before the measured ones.
+    quota: see `SlotTable`.
   """
   if prefetcher.keeps == 'given' and not isinstance(
     prefetcher, prefetch.Oracle
@@ -92,7 +94,7 @@ def see(
       'with its accuracy (oracle:p=0.85).'
     )
   path = replay.path(trace, requests, tokens)
-  table = slot_table.SlotTable(trace.layers, trace.num_experts, slots)
+  table = slot_table.SlotTable(trace.layers, trace.num_experts, slots, quota)
   log: list[events.Event] = []
   line = loads.Loads(
     table,
@@ -111,7 +113,9 @@ def see(
       line.prefetch([], ahead)
       land(line, table)
     _reveal(line, step, _future(path, number, prefetcher.gates))
-    misses.append(_fill(line, table, step, slots))
+    misses.append(
+      _fill(line, table, step, quota[step.layer] if quota else slots)
+    )
     if step.layer == trace.layers - 1:
       line.uses.advance((number + 1) / trace.layers)
   experts = trace.num_experts

@@ -149,6 +149,9 @@ class LLM:
       rows=config.requests,
       slots=self.slots,
       link_depth=config.link_depth,
+      quota=config_lib.quota(
+        config, len(self.model.config.moe_ids), self.slots
+      ),
       stop=self._on_token,
       prefetcher=prefetcher,
     )

@@ -16,6 +16,16 @@ from bevy_jax.offload import uses as uses_lib
 PREFETCHED = 2
 
 
+def check_room(slots: int, quota: Sequence[int], top_k: int) -> None:
+  """ValueError where one token's experts of a layer would never all fit."""
+  if min(quota, default=slots) < top_k:
+    parts = f', {min(quota)} for some of {len(quota)} layers' if quota else ''
+    raise ValueError(
+      f'the cache has {slots} slots{parts}, but one token uses {top_k} experts '
+      f'of a layer at once; give at least {top_k * max(1, len(quota))} slots.'
+    )
+
+
 class Loads:
   """The engine's hand on the link; it alone issues and lands loads.
 
@@ -81,11 +91,13 @@ class Loads:
       for expert in slot_table.bits(missing):
         if self.full:
           return
-        if not table.free:
+        if not table.room(layer):
           if barred is None:
             barred = table.barring([*wants, *self.guesses.kept()])
           if not self._make_room(wants, rank, barred):
-            return
+            if not table.quota:
+              return  # Who comes later may take no more than this one.
+            break  # Another layer's slots are another matter.
         self._begin(layer * table.experts + expert, cause)
 
   def prefetch(
@@ -108,23 +120,23 @@ class Loads:
       if experts & ~table.resident[layer] & ~table.loading[layer]:
         return
     bound = min(most, self._depth)
-    victim, barred = -1, None
+    barred: npt.NDArray[np.float64] | None = None
     for key, chance in guesses.missing() if self.in_flight < bound else ():
       if self.in_flight >= bound:
         return
-      if not table.free:
+      layer = key // table.experts
+      if not table.room(layer):
         if barred is None:
           spared = guesses.expected() if guesses.guarded else guesses.kept()
           barred = table.barring([*wants, *spared])
-        if victim < 0:
-          victim = self._eviction.victim(barred, self.uses)
-          if barred[victim]:
-            return
-        if guesses.guarded and self._warmth(victim) >= chance:
+        within = table.within(layer, barred)
+        victim = self._eviction.victim(within, self.uses)
+        if within[victim] or (
+          guesses.guarded and self._warmth(victim) >= chance
+        ):
           continue
         barred[victim] = np.inf
         self._evict(victim)
-        victim = -1
       self._begin(key, 'prefetch')
 
   def _warmth(self, key: int) -> float:
@@ -150,11 +162,13 @@ class Loads:
     barred: npt.NDArray[np.float64],
   ) -> bool:
     """Frees a slot for the want at `rank`; False where it must wait."""
-    key = self._eviction.victim(barred, self.uses)
-    if barred[key] and self.guesses.kept():
-      barred = self._table.barring(wants)
-      key = self._eviction.victim(barred, self.uses)
-    if barred[key]:
+    layer = wants[rank].layer
+    within = self._table.within(layer, barred)
+    key = self._eviction.victim(within, self.uses)
+    if within[key] and self.guesses.kept():
+      within = self._table.within(layer, self._table.barring(wants))
+      key = self._eviction.victim(within, self.uses)
+    if within[key]:
       found = self._to_rob(wants, rank)
       if found is None:
         return False
@@ -173,6 +187,8 @@ class Loads:
     """A key that only wants behind `rank` await, from the last one."""
     for last in range(len(wants) - 1, rank, -1):
       layer, experts = wants[last]
+      if self._table.quota and layer != wants[rank].layer:
+        continue
       for want in wants[:last]:
         if want.layer == layer:
           experts &= ~want.experts

@@ -62,6 +62,7 @@ class View:
     loading: bitmap of experts on the link, one a layer.
     slots: size of the cache.
     in_flight: launches that have not ended.
+    quota: slots that each layer may fill; empty where all share one pool.
   """
 
   waiting: list[request_lib.Progress]
@@ -71,6 +72,11 @@ class View:
   loading: list[int]
   slots: int
   in_flight: int = 0
+  quota: Sequence[int] = ()
+
+  def room(self, layer: int) -> int:
+    """Experts of a layer that can be resident at once, thus in a wave."""
+    return self.quota[layer] if self.quota else self.slots
 
 
 class Scheduler(Protocol):

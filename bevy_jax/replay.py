@@ -52,6 +52,7 @@ def misses(
   tokens: range,
   slots: int,
   eviction: eviction_lib.Eviction | None,
+  quota: Sequence[int] = (),
 ) -> list[int]:
   """Misses of each step, layers within tokens, from a cold cache.
 
@@ -62,12 +63,13 @@ def misses(
     trace: the routing.
     requests: who decodes.
     tokens: which tokens.
-    slots: size of the cache, one for all layers.
+    slots: size of the cache.
     eviction: the rule; None for Belady's, which knows the future.
+    quota: slots that each layer may fill; empty for one pool.
   """
   steps = path(trace, requests, tokens)
   if eviction is None:
-    return bounds.belady_misses(steps, slots)
+    return bounds.belady_misses(steps, slots, quota)
   return bounds.lockstep_misses(
     steps,
     layers=trace.layers,
@@ -75,4 +77,5 @@ def misses(
     slots=slots,
     rows=len(requests),
     eviction=eviction,
+    quota=quota,
   )

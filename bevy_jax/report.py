@@ -28,6 +28,7 @@ class Facts:
     experts: experts of a layer.
     top_k: experts that a token uses.
     slots: size of the cache.
+    quota: slots that each layer may fill; empty where all share one pool.
     block_bytes: bytes of an expert, scales included.
     host_blocks: experts that host memory has room for.
     remark: what else a reader must know, empty where nothing.
@@ -51,6 +52,7 @@ class Facts:
   warmup: int
   host_blocks: int = 0
   remark: str = ''
+  quota: tuple[int, ...] = ()
 
 
 def make(log: Sequence[events.Event], facts: Facts) -> dict[str, Any]:
@@ -82,6 +84,7 @@ def make(log: Sequence[events.Event], facts: Facts) -> dict[str, Any]:
   report['max_lag'] = figures.max_lag(log, window)
   report |= _bounds(log, window, facts, report, busy.load_seconds(loads), ran)
   report['slots'], report['cache_bytes'] = facts.slots, facts.cache_bytes
+  report['capacity'] = 'layer' if facts.quota else 'global'
   report['total'] = _total(log, ran, facts)
   return report
 
@@ -152,7 +155,9 @@ def _bounds(
   ran: Sequence[busy.Ran],
 ) -> dict[str, Any]:
   path = bounds.steps(log, facts.experts, window.first, window.last)
-  best = bounds.inside(path, bounds.belady_misses(path, facts.slots))
+  best = bounds.inside(
+    path, bounds.belady_misses(path, facts.slots, facts.quota)
+  )
   lockstep = bounds.inside(
     path,
     bounds.lockstep_misses(
@@ -162,6 +167,7 @@ def _bounds(
       slots=facts.slots,
       rows=facts.rows,
       eviction=facts.eviction,
+      quota=facts.quota,
     ),
   )
   # The window's own launches: the first ones after a start are slower.

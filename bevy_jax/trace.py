@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import zipfile
 from typing import Any
 
 import numpy as np
@@ -65,9 +64,10 @@ class Trace:
 def load(path: str | os.PathLike[str]) -> Trace:
   """Reads and checks a trace; ValueError names the array and the index."""
   try:
-    with np.load(path, allow_pickle=False) as file:
-      arrays = {n: file[n] for n in ('experts', 'lengths', 'meta')}
-  except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    with open(path, 'rb') as file, np.load(file, allow_pickle=False) as found:
+      arrays = {n: found[n] for n in ('experts', 'lengths', 'meta')}
+  # Zip, compression and headers of arrays fail each in ways of their own.
+  except Exception as error:
     raise ValueError(
       f'{path} is no routing trace: {error}. It must be an .npz of plain '
       'arrays experts[request, token, layer, k], lengths[request] and meta, '
@@ -81,26 +81,28 @@ def load(path: str | os.PathLike[str]) -> Trace:
       f'{path}: meta must be a JSON object with num_experts; it is '
       f'{str(arrays["meta"])[:60]!r}.'
     ) from error
-  found = Trace(
+  trace = Trace(
     experts=arrays['experts'],
     lengths=arrays['lengths'],
     num_experts=num_experts,
     meta=meta,
   )
   try:
-    check(found)
+    check(trace)
   except ValueError as error:
     raise ValueError(f'{path}: {error}') from error
-  return found
+  return trace
 
 
 def save(path: str | os.PathLike[str], trace: Trace) -> None:
   """Writes a trace that `load` reads; ValueError where it is none."""
   check(trace)
   meta = json.dumps(trace.meta | {'num_experts': trace.num_experts})
-  np.savez_compressed(
-    path, experts=trace.experts, lengths=trace.lengths, meta=np.array(meta)
-  )
+  # An open file keeps its name; NumPy adds .npz to a path that lacks it.
+  with open(path, 'wb') as file:
+    np.savez_compressed(
+      file, experts=trace.experts, lengths=trace.lengths, meta=np.array(meta)
+    )
 
 
 def check(trace: Trace) -> None:
@@ -117,6 +119,12 @@ def check(trace: Trace) -> None:
     raise ValueError(
       f'lengths is {lengths.dtype}{list(lengths.shape)}; it must be one '
       f'integer for each of the {experts.shape[0]} requests of experts.'
+    )
+  said = trace.meta.get('top_k', experts.shape[3])
+  if said != experts.shape[3]:
+    raise ValueError(
+      f'meta says top_k {said!r}, but experts has {experts.shape[3]} ids for '
+      'each token and layer; one of them is wrong.'
     )
   _refuse(
     'lengths', lengths, (lengths < 0) | (lengths > experts.shape[1]),

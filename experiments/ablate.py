@@ -15,8 +15,8 @@ from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import ablation, configs, overrides
 
 AXES = flags.DEFINE_list(
-  'axes', ['eviction', 'cache'], 'Of eviction, prefetch, cache, requests; the '
-  'others keep their first value.'
+  'axes', ['eviction', 'cache'], 'Of eviction, prefetch, cache, requests, '
+  'capacity; the others keep their first value.'
 )  # fmt: skip
 EVICTIONS = flags.DEFINE_list(
   'evictions', ['reuse', 'lfu_decayed', 'lfu', 'lru', 'fifo', 'random',
@@ -29,6 +29,9 @@ PREFETCHERS = flags.DEFINE_list(
 AHEAD = flags.DEFINE_integer('ahead', 0, 'Prefetches a layer of a trace.')
 CACHES = flags.DEFINE_list('caches', ['0.25', '0.5', '0.75'], 'Fractions.')
 REQUESTS = flags.DEFINE_list('requests', ['8', '4', '16'], 'How many decode.')
+CAPACITIES = flags.DEFINE_list(
+  'capacities', ['global', 'layer'], 'One pool for all layers, or parts.'
+)
 TRACE = flags.DEFINE_string('trace', '', 'A routing trace to replay.')
 TOKENS = flags.DEFINE_string('tokens', '64:160', 'FIRST:END of the trace.')
 WARMUP = flags.DEFINE_integer('warmup', 32, 'Of these tokens, not measured.')
@@ -45,6 +48,7 @@ def build_grid() -> ablation.Grid:
     [float(cache) for cache in CACHES.value],
     [int(rows) for rows in REQUESTS.value],
     PREFETCHERS.value,
+    CAPACITIES.value,
   )
   return grid.only(AXES.value)
 

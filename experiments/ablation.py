@@ -13,8 +13,9 @@ from bevy_jax import foresight, protocols, replay
 from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import configs, run
 from bevy_jax.offload import eviction as eviction_lib
+from bevy_jax.offload import slot_table
 
-AXES = ('eviction', 'prefetch', 'cache', 'requests')
+AXES = ('eviction', 'prefetch', 'cache', 'requests', 'capacity')
 _MEASURED = (
   'tokens_per_s', 'hit_rate', 'loads', 'demand_loads', 'reloads',
   'prefetch_loads', 'wasted_loads', 'late_prefetches', 'wasted_prefetches',
@@ -38,12 +39,14 @@ class Grid(NamedTuple):
     requests: how many decode together.
     prefetchers: names with their options; 'oracle' in replays alone, where
       'next_gate' is not.
+    capacities: 'global' or 'layer', see `EngineConfig`.
   """
 
   evictions: Sequence[str]
   caches: Sequence[float]
   requests: Sequence[int]
   prefetchers: Sequence[str] = ('none',)
+  capacities: Sequence[str] = ('global',)
 
   def only(self, axes: Sequence[str]) -> 'Grid':
     """The grid with the first value alone of axes that are not named."""
@@ -54,6 +57,7 @@ class Grid(NamedTuple):
       self.caches if 'cache' in axes else self.caches[:1],
       self.requests if 'requests' in axes else self.requests[:1],
       self.prefetchers if 'prefetch' in axes else self.prefetchers[:1],
+      self.capacities if 'capacity' in axes else self.capacities[:1],
     )
     if not all(found):
       raise ValueError(f'each of the axes {AXES} needs a value; got {self}.')
@@ -81,18 +85,16 @@ def replayed(
     config_lib.choose('eviction', name, [*config_lib.names(), 'belady'])
   for name in grid.prefetchers:
     config_lib.parse_prefetch(name)
-  pairs = trace.layers * trace.num_experts
   skip = warmup * trace.layers
-  for rows, cache in itertools.product(grid.requests, grid.caches):
-    slots = int(cache * pairs)
-    if slots < trace.experts.shape[3]:
-      raise ValueError(
-        f'cache {cache} is {slots} slots of {pairs}, but a token uses '
-        f'{trace.experts.shape[3]} experts of a layer at once.'
-      )
+  for rows, cache, capacity in itertools.product(
+    grid.requests, grid.caches, grid.capacities
+  ):
+    slots, quota = _slots(trace, cache, capacity)
     steps = replay.path(trace, range(rows), tokens)
     uses = sum(len(step.keys) for step in steps[skip:])
-    best = sum(replay.misses(trace, range(rows), tokens, slots, None)[skip:])
+    best = sum(
+      replay.misses(trace, range(rows), tokens, slots, None, quota)[skip:]
+    )
     for name, prefetch in itertools.product(grid.evictions, grid.prefetchers):
       rule = _rule(name, trace, rows)
       if rule is None and prefetch != grid.prefetchers[0]:
@@ -101,6 +103,7 @@ def replayed(
         'requests': rows,
         'cache': cache,
         'slots': slots,
+        'capacity': capacity,
         'eviction': name,
         'prefetch': prefetch if rule else 'none',
         'uses': uses,
@@ -110,12 +113,31 @@ def replayed(
         seen = foresight.see(
           trace, range(rows), tokens, slots, rule,
           _prefetcher(prefetch, trace, rows), ahead=ahead, warmup=warmup,
+          quota=quota,
         )  # fmt: skip
         found, misses = seen.figures, sum(seen.misses[skip:])
       row['misses'] = misses
       row['miss_rate'] = round(misses / max(1, uses), 4)
       row['to_belady'] = round(misses / max(1, best), 3)
       yield row | {k: round(found.get(k, 0), 4) for k in _SEEN}
+
+
+def _slots(
+  trace: trace_lib.Trace, cache: float, capacity: str
+) -> tuple[int, tuple[int, ...]]:
+  """Slots and quota; ValueError where a token's experts would not fit."""
+  config_lib.choose('capacity', capacity, config_lib.CAPACITIES)
+  pairs, parts = trace.layers * trace.num_experts, 1
+  if capacity == 'layer':
+    parts = trace.layers
+  slots, top_k = int(cache * pairs), trace.experts.shape[3]
+  if slots < parts * top_k:
+    raise ValueError(
+      f'cache {cache} is {slots} slots of {pairs}, but with capacity '
+      f'{capacity!r} at least {parts * top_k} are needed: a token uses '
+      f'{top_k} experts of a layer at once.'
+    )
+  return slots, slot_table.split(slots, parts) if parts > 1 else ()
 
 
 def _rule(
@@ -160,8 +182,12 @@ def measured(
     config_lib.check_eviction(name, base.engine.trace)
   for name in grid.prefetchers:
     config_lib.check_prefetch(name, base.engine.trace)
-  for rows, cache in itertools.product(grid.requests, grid.caches):
-    engine = dataclasses.replace(base.engine, requests=rows, cache=cache)
+  for rows, cache, capacity in itertools.product(
+    grid.requests, grid.caches, grid.capacities
+  ):
+    engine = dataclasses.replace(
+      base.engine, requests=rows, cache=cache, capacity=capacity
+    )
     bench = run.Bench(dataclasses.replace(base, engine=engine), say)
     for name, prefetch in itertools.product(grid.evictions, grid.prefetchers):
       report = bench.run(engine.scheduler, name, prefetch).report
@@ -169,6 +195,7 @@ def measured(
         'requests': rows,
         'cache': cache,
         'slots': bench.llm.slots,
+        'capacity': capacity,
         'scheduler': engine.scheduler,
         'eviction': name,
         'prefetch': prefetch,

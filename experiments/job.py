@@ -7,8 +7,9 @@ import pathlib
 import rich.console
 import rich.markup
 
-from bevy_jax import events
+from bevy_jax import events, recording
 from bevy_jax import report as report_lib
+from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import configs, run
 
 _ROUNDED = (
@@ -17,13 +18,16 @@ _ROUNDED = (
 )
 
 
-def main(config: configs.Decode, report: str, log: str) -> int:
+def main(
+  config: configs.Decode, report: str, log: str, record: str = ''
+) -> int:
   """Runs it; the exit code: 0, 1 where a request failed, 130 after Ctrl-C.
 
   What was decoded until then is printed, and the report and the events are
-  written all the same. `report` and `log` are paths, empty for none.
+  written all the same. `report`, `log` and `record` are paths, empty for
+  none; `record` is the routing trace of the first run, whose texts are shown.
   """
-  for path in (report, log):
+  for path in (report, log, record):
     folder = pathlib.Path(path or '.').resolve().parent
     if not folder.is_dir():
       raise ValueError(
@@ -52,9 +56,31 @@ def main(config: configs.Decode, report: str, log: str) -> int:
     path = log if len(runs) == 1 else f'{log}.{number}'
     events.save(path, {'config': resolved, 'link': bench.link}, done.log)
     console.print(f'events: {path}', highlight=False)
+  if record:
+    _record(console, bench, runs[0], record)
   if runs[-1].interrupted:
     return 130
   return 1 if _errors(console, runs) else 0
+
+
+def _record(
+  console: rich.console.Console, bench: run.Bench, done: run.Run, path: str
+) -> None:
+  """Writes a run's routing; one stopped before its first token has none."""
+  if not any(isinstance(e, events.Token) for e in done.log):
+    console.print('trace: not written, for nothing was decoded')
+    return
+  model, name = bench.llm.model, ' / '.join(bench.config.variants()[0])
+  meta = {'model': bench.config.model, 'source': run.command(), 'run': name}
+  licence = recording.licence(model.directory)
+  found = recording.trace(
+    done.log,
+    layers=len(model.config.moe_ids),
+    num_experts=model.config.num_experts,
+    meta=meta | ({'licence': licence} if licence else {}),
+  )
+  trace_lib.save(path, found)
+  console.print(f'trace of {name}: {path}', highlight=False)
 
 
 def _texts(

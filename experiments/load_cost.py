@@ -38,6 +38,7 @@ class Shape(NamedTuple):
   rows: int
   slots: int
   passes: int
+  quota: tuple[int, ...] = ()
 
 
 class Cost(NamedTuple):
@@ -66,9 +67,9 @@ def best(rule: eviction.Eviction, shape: Shape, rounds: int) -> Cost:
 
 def measure(rule: eviction.Eviction, shape: Shape) -> Cost:
   """Plays lockstep with random routing, an executor that does nothing."""
-  layers, experts, top_k, rows, slots, passes = shape
+  layers, experts, top_k, rows, slots, passes, quota = shape
   rng = np.random.default_rng(0)
-  table = slot_table.SlotTable(layers, experts, slots)
+  table = slot_table.SlotTable(layers, experts, slots, quota)
   watch, log = _Timed(rule), list[events.Event]()
   line = loads.Loads(table, foresight.Still(), watch, 4, rows, log.append)
   load, first, reveal = list[int](), list[int](), list[int]()
@@ -102,7 +103,7 @@ def _step(
   for expert in union:
     if table.resident[layer] >> expert & 1:
       continue
-    full = not table.free
+    full = not table.room(layer)
     # One at a time: what all loads of an issue share is paid by each.
     ask = [protocols.Want(layer, 1 << expert), *wants]
     begun = time.perf_counter_ns()

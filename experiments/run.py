@@ -193,6 +193,7 @@ class Bench:
       warmup=engine.warmup,
       host_blocks=model.experts.capacity,
       remark=model.experts.remark,
+      quota=config_lib.quota(engine, len(model.config.moe_ids), llm.slots),
     )
 
 

@@ -14,6 +14,12 @@ def bits(bitmap: int) -> Iterator[int]:
     bitmap ^= low
 
 
+def split(slots: int, layers: int) -> tuple[int, ...]:
+  """Slots of each layer where every layer has its own, as even as may be."""
+  each, more = divmod(slots, layers)
+  return tuple(each + (layer < more) for layer in range(layers))
+
+
 class SlotTable:
   """The one owner of residency; the engine alone calls what changes it.
 
@@ -23,6 +29,7 @@ class SlotTable:
 
   Attributes:
     experts: experts of one layer.
+    quota: slots that each layer may fill; empty where all share one pool.
     slot_of: slot of each key, -1 where it is absent.
     key_of: key of each slot, -1 where it is free.
     resident: experts that launches may read.
@@ -31,8 +38,11 @@ class SlotTable:
     barred: one float a key, 0 where it `can_evict` and infinity elsewhere.
   """
 
-  def __init__(self, layers: int, experts: int, slots: int):
-    self.experts = experts
+  def __init__(
+    self, layers: int, experts: int, slots: int, quota: Sequence[int] = ()
+  ):
+    assert not quota or (len(quota), sum(quota)) == (layers, slots), quota
+    self.experts, self.quota = experts, tuple(quota)
     self.slot_of = [-1] * (layers * experts)
     self.key_of = [-1] * slots
     self.resident = [0] * layers
@@ -43,6 +53,8 @@ class SlotTable:
     self._used = [False] * slots
     # The last `barring`: what is awaited stays the same for many loads.
     self._awaited, self._kept = (0, 0), np.zeros(0, np.intp)
+    # The last `within`: infinity but for one layer's own.
+    self._apart, self._own = self.barred.copy(), slice(0)
     self._holds: list[tuple[int, int]] = []
 
   @property
@@ -50,13 +62,21 @@ class SlotTable:
     """How many slots belong to nobody."""
     return len(self._free)
 
+  def room(self, layer: int) -> int:
+    """How many of the free slots a layer may take."""
+    if not self.quota:
+      return len(self._free)
+    held = self.resident[layer] | self.loading[layer]
+    return self.quota[layer] - held.bit_count()
+
   def begin_load(self, key: int) -> int:
     """Gives a free slot to an absent key, now loading; returns the slot."""
     assert self.slot_of[key] < 0, f'key {key} already has a slot'
+    layer, expert = divmod(key, self.experts)
+    assert self.room(layer) > 0, f'layer {layer} may fill no more slots'
     slot = self._free.pop()
     self.slot_of[key], self.key_of[slot] = slot, key
     self._used[slot] = False
-    layer, expert = divmod(key, self.experts)
     self.loading[layer] |= 1 << expert
     return slot
 
@@ -144,6 +164,20 @@ class SlotTable:
     found[self._kept] = np.inf
     return found
 
+  def within(
+    self, layer: int, barred: npt.NDArray[np.float64]
+  ) -> npt.NDArray[np.float64]:
+    """`barred`, and what can make no room for this layer barred too.
+
+    The array is good until the next call: a fresh one costs 6 us.
+    """
+    if not self.quota:
+      return barred
+    self._apart[self._own] = np.inf
+    self._own = slice(layer * self.experts, (layer + 1) * self.experts)
+    self._apart[self._own] = barred[self._own]
+    return self._apart
+
   def check_integrity(self) -> None:
     """Adds everything up; AssertionError says what does not agree."""
     for slot, key in enumerate(self.key_of):
@@ -158,6 +192,9 @@ class SlotTable:
       may = self.barred[key] == 0
       assert self.can_evict(key) == may, f'key {key} is barred wrongly'
     assert len(set(self._free)) == len(self._free), 'a slot is free twice'
+    for layer, quota in enumerate(self.quota):
+      filled = self.resident[layer] | self.loading[layer]
+      assert filled.bit_count() <= quota, f'layer {layer} exceeds its {quota}'
     for layer, reading in enumerate(self.reading):
       held = 0
       for other, mask in self._holds:

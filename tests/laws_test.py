@@ -11,6 +11,9 @@ code broken on purpose:
   an expert lands before use    begin_load setting `resident` at once
   a slot being read is kept     `evictable` without `& ~self.reading`
   slots are never exceeded      SlotTable made with one slot more
+  a layer keeps to its part     SlotTable.room of the free slots alone
+  a wave fits into its layer    View.room of all slots
+  a layer robs its own alone    Loads._to_rob without its test of the layer
   no deadlock                   Lockstep asking for one layer of all waiting
   no starvation                 Runahead.wants most advanced first
   only the unwanted give way    SlotTable.barring with `joined` left at 0
@@ -97,6 +100,22 @@ _VARIANTS = {name: (*both, _NONE) for name, both in _PLAIN.items()} | {
   name: (config_lib.SCHEDULERS[scheduler], config_lib.EVICTIONS[policy], rule)
   for name, (scheduler, policy, rule) in _PREFETCHED.items()
 }
+# Variants in which every layer has its own part of the slots.
+_PARTED = {
+  f'{scheduler}_{eviction}_layer': (
+    config_lib.SCHEDULERS[scheduler],
+    config_lib.EVICTIONS[eviction],
+    rule,
+  )
+  for (scheduler, eviction), rule in zip(
+    itertools.product(
+      config_lib.SCHEDULERS, ['lru', 'random', 'least_stale', 'reuse']
+    ),
+    [_NONE, prefetch.Transition(depth=2), prefetch.NextGate(), _NONE] * 2,
+    strict=True,
+  )
+}
+_VARIANTS |= _PARTED
 _SEEDS = 60
 _Kind = TypeVar('_Kind', bound=events.Event)
 # Tokens, soundness, choices and perhaps guesses, as in `Ended`.
@@ -444,8 +463,12 @@ class _Watch:
     table, wants = self._engine.table, self._wants()
     first: dict[int, int] = {}
     serving = None
+    # Whose experts could have made room instead.
+    every = range(len(table.resident))
+    layers = [key // table.experts] if table.quota else every
     for rank, (layer, experts) in enumerate(wants):
       away = experts & ~table.resident[layer] & ~table.loading[layer]
+      away = away if layer in layers else 0
       serving = rank if away and serving is None else serving
       for expert in slot_table.bits(experts):
         first.setdefault(layer * table.experts + expert, rank)
@@ -460,7 +483,7 @@ class _Watch:
     behind = len(wants)  # A key that nobody wants is behind all wants.
     ranks = [
       first.get(layer * table.experts + expert, behind)
-      for layer in range(len(table.resident))
+      for layer in layers
       for expert in slot_table.bits(table.evictable(layer))
     ]
     mine = first.get(key, behind)
@@ -486,20 +509,22 @@ class _Watch:
 
   def _spares_decode(self, key: int) -> None:
     view, table = self._engine.view, self._engine.table
+    prefill = self._engine._prefill
+    assert prefill is not None
+    every = range(len(table.resident))
+    layers = [prefill.layer] if table.quota else every
     awaited = {
       p.layer * table.experts + e
       for p in view.waiting
-      for e in slot_table.bits(p.need)
+      for e in slot_table.bits(p.need if p.layer in layers else 0)
     }
-    prefill = self._engine._prefill
-    assert prefill is not None
     busy = {
       layer * table.experts + e
-      for layer in range(len(table.resident))
+      for layer in layers
       for e in slot_table.bits(table.loading[layer] | table.reading[layer])
       if layer != prefill.layer or not prefill.need >> e & 1
     }
-    room = view.slots - len(awaited | busy)
+    room = view.room(prefill.layer) - len(awaited | busy)
     avoidable = room >= self._engine._model.top_k
     assert not (key in awaited and avoidable), 'prefill robs those who decode'
 
@@ -567,6 +592,11 @@ def _run(variant: str, world: _World) -> list[events.Event]:
     keys = len(world.model.moe_ids) * world.model.num_experts
     rng = np.random.default_rng(world.seed)
     eviction = eviction_lib.Static(popularity=rng.random(keys))
+  layers, quota = len(world.model.moe_ids), tuple[int, ...]()
+  if variant in _PARTED:
+    least = layers * world.model.top_k
+    world = world._replace(slots=max(world.slots, least))
+    quota = slot_table.split(world.slots, layers)
   fake = Fake(world.model, world.slots, world.seed, world.error, world.faults)
   found = engine.Engine(
     world.model,
@@ -577,6 +607,7 @@ def _run(variant: str, world: _World) -> list[events.Event]:
     slots=world.slots,
     link_depth=world.link_depth,
     prefetcher=prefetcher,
+    quota=quota,
   )
   bound = world.rows * world.model.top_k + 2 * world.link_depth
   watch = _Watch(found, scheduler, bound)

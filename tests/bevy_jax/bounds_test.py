@@ -8,7 +8,7 @@ from absl.testing import absltest, parameterized
 from bevy_jax import baselines, bounds, busy, engine, events, protocols
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
-from bevy_jax.offload import eviction
+from bevy_jax.offload import eviction, slot_table
 
 LAYERS, EXPERTS, TOP_K = 4, 8, 2
 
@@ -63,7 +63,7 @@ class Scripted:
 
 
 @functools.cache
-def lockstep_log(name, slots, rows, lengths, depth=3):
+def lockstep_log(name, slots, rows, lengths, depth=3, quota=()):
   """A log of the engine: lockstep, cold cache, prompts of one token."""
   run = engine.Engine(
     model_config.tiny(num_layers=LAYERS, num_experts=EXPERTS, top_k=TOP_K),
@@ -73,6 +73,7 @@ def lockstep_log(name, slots, rows, lengths, depth=3):
     rows=rows,
     slots=slots,
     link_depth=depth,
+    quota=quota,
   )
   for number, length in enumerate(lengths):
     run.submit(
@@ -126,6 +127,14 @@ class BeladyTest(parameterized.TestCase):
     path = path_of([1, 2, 3, 4, 5], [4], [2], [1, 3, 4])
     self.assertEqual(bounds.belady_misses(path, 2), [5, 0, 0, 2])
 
+  def test_with_a_quota_each_layer_is_a_cache_of_its_own(self):
+    # One pool of four keeps all; with two slots a layer 2 gives way to 3, for
+    # layer 1 may not lend its second slot, and is loaded again.
+    path = path_of([1], [11], [2], [11], [3], [11], [1], [2], [3])
+    wanted = [1, 1, 1, 0, 1, 0, 0, 1, 0]
+    self.assertEqual(bounds.belady_misses(path, 4, (2, 2)), wanted)
+    self.assertEqual(sum(bounds.belady_misses(path, 4)), 4)
+
   @parameterized.parameters(range(6))
   def test_nothing_beats_it(self, seed):
     rng = np.random.default_rng(seed)
@@ -140,7 +149,7 @@ class BeladyTest(parameterized.TestCase):
 
 
 class LockstepTest(parameterized.TestCase):
-  def replay(self, path, name, slots, rows):
+  def replay(self, path, name, slots, rows, quota=()):
     return bounds.lockstep_misses(
       path,
       layers=LAYERS,
@@ -148,7 +157,30 @@ class LockstepTest(parameterized.TestCase):
       slots=slots,
       rows=rows,
       eviction=eviction.EVICTIONS[name],
+      quota=quota,
     )
+
+  @parameterized.product(
+    name=('lru', 'random', 'least_stale', 'reuse'),
+    quota=((2,) * 4, (3, 3, 2, 2), (8, 2, 5, 4), (8,) * 4),
+    lengths=((9, 9, 9), (5, 1, 7, 4, 6, 2)),
+  )
+  def test_equals_the_engine_with_a_quota(self, name, quota, lengths):
+    slots = sum(quota)
+    log = lockstep_log(name, slots, 3, lengths, quota=quota)
+    path = bounds.steps(log, EXPERTS, -1, len(log))
+    misses = self.replay(path, name, slots, 3, quota)
+    loads = [e.key // EXPERTS for e in log if isinstance(e, events.LoadIssued)]
+    each = [0] * LAYERS
+    for step, count in zip(path, misses, strict=True):
+      each[step.layer] += count
+    self.assertEqual(each, [loads.count(layer) for layer in range(LAYERS)])
+    best = bounds.belady_misses(path, slots, quota)
+    self.assertLessEqual(sum(best), len(loads))
+
+  def test_a_split_is_as_even_as_may_be(self):
+    self.assertEqual(slot_table.split(11, 4), (3, 3, 3, 2))
+    self.assertEqual(slot_table.split(8, 4), (2, 2, 2, 2))
 
   @parameterized.product(
     name=('lru', 'lfu_decayed', 'lfu', 'fifo', 'least_stale', 'reuse'),

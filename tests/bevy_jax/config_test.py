@@ -25,6 +25,7 @@ class ConfigTest(parameterized.TestCase):
     ({'link_depth': 0}, 'at least 1'),
     ({'chunk': 0}, 'at least 1'),
     ({'warmup': -1}, 'at least 0'),
+    ({'capacity': 'layers'}, "did you mean 'layer'"),
     ({'cache': 0.0}, r'must lie in \(0, 1\]'),
     ({'cache': 1.5}, 'whole number for slots'),
     ({'cache': '50%'}, 'give a fraction'),
@@ -75,6 +76,34 @@ class ConfigTest(parameterized.TestCase):
     made = config.EngineConfig(cache=cache)
     with self.assertRaisesRegex(ValueError, 'at least 2 slots'):
       config.slots(made, model_config.tiny())
+
+  @parameterized.parameters(7, 0.24, 1, 0)
+  def test_too_few_slots_for_every_layer(self, cache: float | int):
+    model = model_config.tiny()
+    made = config.EngineConfig(cache=cache, capacity='layer')
+    with self.assertRaisesRegex(ValueError, 'each of 4 layers.* 8 slots, or'):
+      config.slots(made, model)
+
+  def test_the_least_that_an_error_names_works(self):
+    model = model_config.tiny(num_experts=7, top_k=3)
+    for capacity in config.CAPACITIES:
+      made = config.EngineConfig(cache=1, capacity=capacity)
+      with self.assertRaises(ValueError) as caught:
+        config.slots(made, model)
+      number, _, fraction = (
+        str(caught.exception).split('at least ')[1].rpartition(' of ')
+      )
+      slots = int(number.split()[0])
+      least = model.top_k * (4 if capacity == 'layer' else 1)
+      self.assertEqual(slots, least)
+      for cache in (slots, float(fraction.rstrip('.'))):
+        made = config.EngineConfig(cache=cache, capacity=capacity)
+        self.assertGreaterEqual(config.slots(made, model), least)
+
+  def test_quotas(self):
+    parted = config.EngineConfig(capacity='layer')
+    self.assertEqual(config.quota(parted, 4, 10), (3, 3, 2, 2))
+    self.assertEqual(config.quota(config.EngineConfig(), 4, 10), ())
 
   def test_slots_count_layers_with_experts_only(self):
     model = model_config.tiny(moe_layers=(True, False, True, False))

@@ -14,7 +14,7 @@ from bevy_jax import device, engine, events, protocols
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import params as params_lib
-from bevy_jax.offload import host_store
+from bevy_jax.offload import host_store, slot_table
 
 _GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 _HAND = json.loads((_GOLDEN / 'hand_schedule.json').read_text('utf-8'))
@@ -65,7 +65,7 @@ def _params() -> dict[str, Any]:
 
 
 @functools.cache
-def _executor(slots: int) -> device.DeviceExecutor:
+def _executor(slots: int, capacity: str = 'global') -> device.DeviceExecutor:
   def fill(key: int, out: np.ndarray) -> None:
     out[...] = 0
     out[0, 0, 0] = key  # To tell experts apart; up and down remain 0.
@@ -73,7 +73,9 @@ def _executor(slots: int) -> device.DeviceExecutor:
   store = host_store.HostStore.build(
     8, _MODEL.expert_shape, np.dtype(np.float32), fill
   )
-  config = config_lib.EngineConfig(cache=slots, requests=2, chunk=4)
+  config = config_lib.EngineConfig(
+    cache=slots, requests=2, chunk=4, capacity=capacity
+  )
   return device.DeviceExecutor(_MODEL, _params(), store, config, 16)
 
 
@@ -92,15 +94,18 @@ def _run(
   *,
   rows: int = 2,
   link_depth: int = 4,
+  capacity: str = 'global',
 ) -> list[events.Event]:
+  executor = _executor(slots, capacity)
   found = engine.Engine(
     _MODEL,
-    _executor(slots),
+    executor,
     config_lib.SCHEDULERS[scheduler],
     config_lib.EVICTIONS['lru'],
     rows=rows,
     slots=slots,
     link_depth=link_depth,
+    quota=slot_table.split(slots, 2) if capacity == 'layer' else (),
   )
   for request in requests:
     found.submit(request)
@@ -190,6 +195,18 @@ class ProgramsTest(parameterized.TestCase):
       e.kind for e in log if isinstance(e, events.LaunchBegun) and not e.finish
     ]
     self.assertIn('prefill', waves)
+    self.assertEqual(executor.compilations(), before)
+
+  def test_nor_where_a_layer_holds_less_than_the_cache(self):
+    executor = _executor(6, 'layer')
+    before = executor.compilations()
+    # Two rows use all four experts of layer 1, which may fill three slots.
+    requests = [_request(0, [2, 3], 2), _request(1, [0, 3, 1], 2)]
+    log = _run(6, 'lockstep', requests, capacity='layer')
+    waves = [
+      e.kind for e in log if isinstance(e, events.LaunchBegun) and not e.finish
+    ]
+    self.assertIn('decode', waves)
     self.assertEqual(executor.compilations(), before)
 
 

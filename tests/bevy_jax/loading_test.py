@@ -144,6 +144,36 @@ class LoadingTest(parameterized.TestCase):
     self.assertLen(set(files), 2)
     self.assert_same(loading.load(self.dir), whole)
 
+  def test_the_fused_parts_of_an_expert_may_lie_in_two_shards(self):
+    whole = loading.load(self.write())
+    (self.dir / 'model.safetensors').unlink()
+    self.made = fuse(self.made, self.config.moe_ids, 4)
+    self.write_sharded(lambda number, name: 'gate_up' in name)
+    self.assert_same(loading.load(self.dir), whole)
+
+  def test_scaled_float8_is_refused_with_and_without_its_scales(self):
+    name = 'model.layers.0.self_attn.q_proj.weight'
+    self.made[f'{name}_scale_inv'] = np.ones((1, 1), np.float32)
+    with self.assertRaisesRegex(ValueError, 'uses .*q_proj.weight_scale_inv'):
+      loading.load(self.write())
+    del self.made[f'{name}_scale_inv']
+    raw = self.made[name].astype(ml_dtypes.float8_e4m3fn)
+    self.made[name] = raw.view(np.uint8)
+    path = self.write() / 'model.safetensors'
+    content = path.read_bytes()
+    self.assertEqual(content.count(b'"U8"'), 1)
+    # As long as before, so that the header's length still holds.
+    size = int.from_bytes(content[:8], 'little')
+    header = content[8 : 8 + size].replace(b'"U8"', b'"F8_E4M3"').rstrip()
+    path.write_bytes(
+      len(header).to_bytes(8, 'little') + header + content[8 + size :]
+    )
+    with self.assertRaisesRegex(ValueError, 'q_proj.weight .* as F8_E4M3'):
+      loading.load(self.dir)
+    self.write_json('config.json', QWEN3 | {'quantization_config': {}})
+    with self.assertRaisesRegex(ValueError, 'quantization_config'):
+      loading.load(self.dir)
+
   def test_fused_experts_are_the_same_experts(self):
     whole = loading.load(self.write())
     fused = fuse(self.made, self.config.moe_ids, 4)

@@ -24,8 +24,10 @@ def _want(layer: int, *experts: int) -> protocols.Want:
 
 
 class LoadsTest(absltest.TestCase):
-  def _make(self, slots: int, depth: int = 8) -> None:
-    self.table = slot_table.SlotTable(2, _EXPERTS, slots)
+  def _make(
+    self, slots: int, depth: int = 8, quota: tuple[int, ...] = ()
+  ) -> None:
+    self.table = slot_table.SlotTable(2, _EXPERTS, slots, quota)
     self.executor, self.log = _Executor(), []
     self.loads = loads.Loads(
       self.table, self.executor, eviction.Lru(), depth, 1, self.log.append
@@ -98,6 +100,29 @@ class LoadsTest(absltest.TestCase):
     self.assertEqual(self._story(), [('evict', 5), ('load', 2)])
     self.loads.issue([_want(0, 3)], 1, 'demand')
     self.assertLen(self.log, 2)  # 0 is read and 2 is on its way: wait.
+
+  def test_a_quota_takes_room_from_its_own_layer_alone(self):
+    self._make(slots=4, quota=(2, 2))
+    self._fill(5, 0, 1)
+    # Free slots are left, but they are the other layer's; 0 is older than 1.
+    self.loads.issue([_want(0, 2)], 1, 'demand')
+    self.assertEqual(self._story(), [('evict', 0), ('load', 2)])
+    self.loads.issue([_want(1, 2)], 1, 'demand')
+    self.assertEqual(self._story()[2:], [('load', 6)])
+
+  def test_a_quota_robs_its_own_layer_alone(self):
+    self._make(slots=4, quota=(2, 2))
+    self._fill(0, 1, 5, 6)
+    wants = [_want(0, 0, 2), _want(0, 1), _want(1, 1, 2)]
+    self.loads.issue(wants, 3, 'demand')
+    self.assertEqual(self._story(), [('evict', 1), ('load', 2)])
+
+  def test_a_layer_that_must_wait_holds_up_no_other(self):
+    self._make(slots=4, quota=(2, 2))
+    self._fill(0, 1, 5)
+    self.table.hold(0, 0b11)
+    self.loads.issue([_want(0, 2), _want(1, 2)], 2, 'demand')
+    self.assertEqual(self._story(), [('load', 6)])
 
   def test_wants_behind_the_limit_protect_and_load_nothing(self):
     self._make(slots=3)

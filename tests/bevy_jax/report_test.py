@@ -343,6 +343,11 @@ def run(scheduler, name='lfu_decayed'):
 
 
 class EngineTest(parameterized.TestCase):
+  def test_capacity(self):
+    self.assertEqual(report.make(list(BY_HAND), facts())['capacity'], 'global')
+    parted = report.make(list(BY_HAND), facts(quota=(2, 1)))
+    self.assertEqual(parted['capacity'], 'layer')
+
   @parameterized.parameters('lru', 'lfu_decayed')
   def test_lockstep(self, name):
     found = run(baselines.Lockstep(), name)

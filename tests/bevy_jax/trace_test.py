@@ -19,6 +19,19 @@ def _trace(**changes):
   return trace.Trace(**(fields | changes))
 
 
+def _spring():
+  _Trap.sprung = True
+
+
+class _Trap:
+  """Says whether it was ever unpickled."""
+
+  sprung = False
+
+  def __reduce__(self):
+    return _spring, ()
+
+
 class TraceTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
@@ -55,7 +68,14 @@ class TraceTest(parameterized.TestCase):
     ({'lengths': np.array([3, 4], np.int32)}, r'lengths\[1\] is 4'),
     ({'lengths': np.array([-1, 2], np.int32)}, r'lengths\[0\] is -1'),
     ({'lengths': np.array([3], np.int32)}, 'one integer for each of the 2'),
+    ({'lengths': np.array([3.0, 2.0])}, 'one integer for each of the 2'),
+    ({'meta': {'top_k': 3}}, r'meta says top_k 3, .* 2 ids'),
     ({'num_experts': 0}, 'num_experts is 0'),
+    ({'num_experts': 4.0}, 'num_experts is 4.0'),
+    ({'num_experts': '4'}, "num_experts is '4'"),
+    ({'num_experts': 3}, r'experts\[0, 0, 0, 1\] is 3; an expert id must lie'),
+    ({'experts': np.zeros((2, 3, 2, 2), np.float16)}, 'it must be int16'),
+    ({'experts': np.zeros((2, 3, 4), np.int16)}, 'it must be int16'),
     ({'num_experts': True}, 'num_experts is True'),
     ({'experts': np.zeros((2, 3, 2, 2))}, 'it must be int16'),
     ({'experts': np.zeros((2, 0, 2, 2), np.int16)}, 'no side empty'),
@@ -63,6 +83,49 @@ class TraceTest(parameterized.TestCase):
   def test_refuses_shapes(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       trace.check(_trace(**changes))
+
+  def test_a_damaged_file_is_refused_or_whole(self):
+    """Cut anywhere, or with any byte changed: never another trace."""
+    trace.save(self.path, _trace(meta={'source': 'by hand'}))
+    with open(self.path, 'rb') as file:
+      sound = file.read()
+    cuts = [sound[:n] for n in range(0, len(sound), 7)]
+    flips = [
+      sound[:n] + bytes([sound[n] ^ 0x55]) + sound[n + 1 :]
+      for n in range(len(sound))
+    ]
+    refused = 0
+    for damaged in (*cuts, *flips):
+      with open(self.path, 'wb') as file:
+        file.write(damaged)
+      try:
+        found = trace.load(self.path)
+      except ValueError:
+        refused += 1
+        continue
+      self.assertNotIn(damaged, cuts)
+      np.testing.assert_array_equal(found.experts, _trace().experts)
+      np.testing.assert_array_equal(found.lengths, _trace().lengths)
+      self.assertEqual(found.num_experts, 4)
+    self.assertGreater(refused, len(cuts) + len(flips) // 2)
+
+  @parameterized.parameters('experts', 'lengths', 'meta')
+  def test_pickled_arrays_are_never_read(self, name):
+    meta = np.array(json.dumps({'num_experts': 4}))
+    arrays = {'experts': _trace().experts, 'lengths': _trace().lengths}
+    pickled = np.array([_Trap()], object)
+    np.savez(self.path, **(arrays | {'meta': meta} | {name: pickled}))
+    with self.assertRaisesRegex(ValueError, 'pickled objects are never read'):
+      trace.load(self.path)
+    self.assertFalse(_Trap.sprung)
+
+  def test_other_files_of_numpy_are_refused(self):
+    for array in (np.arange(4), np.array([_Trap()], object)):
+      with open(self.path, 'wb') as file:
+        np.save(file, array)
+      with self.assertRaisesRegex(ValueError, 'is no routing trace'):
+        trace.load(self.path)
+    self.assertFalse(_Trap.sprung)
 
   def test_refuses_files(self):
     meta = np.array(json.dumps({'num_experts': 4}))

@@ -51,6 +51,19 @@ class AblationTest(absltest.TestCase):
     )
     self.assertEqual(row['uses'], uses)
 
+  def test_capacity_is_an_axis(self):
+    rows = _rows(capacities=('global', 'layer'))
+    self.assertLen(rows, 16)
+    self.assertEqual([r['capacity'] for r in rows[:4:2]], ['global', 'layer'])
+    self.assertEqual(rows[0], _rows()[0])
+    rule = eviction.EVICTIONS['reuse']
+    path = _trace(), range(2), range(4, 24), 8
+    found = replay.misses(*path, rule, (4, 4))[10:]
+    best = replay.misses(*path, None, (4, 4))[10:]
+    self.assertEqual(rows[2]['misses'], sum(found))
+    self.assertEqual(rows[3]['misses'], sum(best))
+    self.assertNotEqual(rows[2]['misses'], rows[0]['misses'])
+
   def test_axes_that_are_not_named_keep_their_first_value(self):
     grid = ablation.Grid(('reuse', 'lru'), (0.5, 0.75), (2, 3))
     self.assertEqual(
@@ -66,6 +79,10 @@ class AblationTest(absltest.TestCase):
       _rows(evictions=('lr',))
     with self.assertRaisesRegex(ValueError, 'is 1 slots of 16'):
       _rows(caches=(0.1,))
+    with self.assertRaisesRegex(ValueError, 'is 3 slots of 16.*at least 4'):
+      _rows(caches=(0.2,), capacities=('global', 'layer'))
+    with self.assertRaisesRegex(ValueError, "did you mean 'layer'"):
+      _rows(capacities=('layers',))
     with self.assertRaisesRegex(ValueError, 'needs requests beside the 6'):
       _rows(evictions=('static',), requests=(6,))
 

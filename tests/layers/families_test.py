@@ -358,6 +358,7 @@ class RefusedTest(parameterized.TestCase):
   @parameterized.parameters(
     (MIXTRAL, {'architectures': ['LlamaForCausalLM']}, 'LlamaForCausalLM'),
     (MIXTRAL, {'architectures': ['MixtralModel']}, 'MixtralModel'),
+    (MIXTRAL, {'architectures': ['GptOssForCausalLM']}, 'GptOssForCausalLM'),
     (MIXTRAL, {'model_type': 'olmoe'}, 'olmoe'),
     (MIXTRAL, {'hidden_act': 'gelu'}, 'hidden_act.*gelu'),
     (MIXTRAL, {'attention_bias': True}, 'attention_bias'),

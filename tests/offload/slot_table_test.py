@@ -44,7 +44,7 @@ class SlotTableTest(absltest.TestCase):
   def test_slots_are_unique_and_no_more_than_there_are(self):
     slots = [self._load(key) for key in (0, 5, 7)]
     self.assertCountEqual(slots, [0, 1, 2])
-    with self.assertRaises(IndexError):
+    with self.assertRaisesRegex(AssertionError, 'may fill no more slots'):
       self.table.begin_load(1)
 
   def test_evict_says_whether_anybody_read_it(self):
@@ -89,15 +89,46 @@ class SlotTableTest(absltest.TestCase):
     with self.assertRaisesRegex(AssertionError, 'already has a slot'):
       self.table.begin_load(0)
 
+  def test_a_layer_fills_no_more_than_its_quota(self):
+    table = slot_table.SlotTable(2, 4, 3, quota=(1, 2))
+    self.assertEqual([table.room(0), table.room(1)], [1, 2])
+    table.begin_load(0)
+    table.begin_load(5)
+    self.assertEqual([table.room(0), table.room(1)], [0, 1])
+    with self.assertRaisesRegex(AssertionError, 'layer 0 may fill no more'):
+      table.begin_load(1)
+    table.finish_load(0)
+    self.assertEqual([table.room(0), table.free], [0, 1])
+    table.evict(0)
+    self.assertEqual(table.room(0), 1)
+
+  def test_within_bars_the_other_layers(self):
+    table = slot_table.SlotTable(2, 4, 4, quota=(2, 2))
+    for key in (0, 1, 5):
+      table.begin_load(key)
+      table.finish_load(key)
+    for layer, free in ((0, [0, 1]), (1, [5]), (0, [0, 1])):
+      barred = table.within(layer, table.barring([]))
+      self.assertEqual(np.flatnonzero(barred == 0).tolist(), free)
+    barred = table.within(0, table.barring([(0, 0b10)]))
+    self.assertEqual(np.flatnonzero(barred == 0).tolist(), [0])
+    shared = slot_table.SlotTable(2, 4, 4)
+    same = shared.barring([])
+    self.assertIs(shared.within(0, same), same)
+
   def test_random_walk_keeps_its_sums(self):
+    for quota in ((), (2, 2, 2), (1, 4, 1)):
+      with self.subTest(quota=quota):
+        self._walk(slot_table.SlotTable(3, 5, 6, quota))
+
+  def _walk(self, table: slot_table.SlotTable) -> None:
     rng = random.Random(0)
-    table = slot_table.SlotTable(layers=3, experts=5, slots=6)
     loading: list[int] = []
     held: list[tuple[int, int]] = []
     for _ in range(3000):
       key = rng.randrange(15)
       layer, expert = divmod(key, 5)
-      if table.slot_of[key] < 0 and table.free:
+      if table.slot_of[key] < 0 and table.room(layer):
         table.begin_load(key)
         loading.append(key)
       elif loading and rng.random() < 0.4:
