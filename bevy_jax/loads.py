@@ -121,6 +121,7 @@ class Loads:
         return
     bound = min(most, self._depth)
     barred: npt.NDArray[np.float64] | None = None
+    coldest: dict[int, int] = {}  # One victim serves until it is taken.
     for key, chance in guesses.missing() if self.in_flight < bound else ():
       if self.in_flight >= bound:
         return
@@ -129,13 +130,16 @@ class Loads:
         if barred is None:
           spared = guesses.expected() if guesses.guarded else guesses.kept()
           barred = table.barring([*wants, *spared])
-        within = table.within(layer, barred)
-        victim = self._eviction.victim(within, self.uses)
-        if within[victim] or (
-          guesses.guarded and self._warmth(victim) >= chance
-        ):
+        part = layer if table.quota else 0
+        if part not in coldest:
+          within = table.within(layer, barred)
+          coldest[part] = self._eviction.victim(within, self.uses)
+        victim = coldest[part]
+        warm = guesses.guarded and self._warmth(victim) >= chance
+        if barred[victim] or warm:
           continue
         barred[victim] = np.inf
+        del coldest[part]
         self._evict(victim)
       self._begin(key, 'prefetch')
 
