@@ -303,7 +303,7 @@ class Engine:
   def _ended(self, ended: protocols.Ended) -> None:
     flight = self._flights.pop(ended.launch)
     self.view.in_flight -= 1
-    self.log.append(events.LaunchEnded(ended.time, ended.launch))
+    self.log.append(events.LaunchEnded(ended.time, ended.launch, ended.began))
     if flight.experts:
       self.table.release(flight.layer, flight.experts)
     if flight.kind == 'prefill':

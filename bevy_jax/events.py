@@ -48,10 +48,11 @@ class LoadIssued(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadLanded(Event):
-  """A load ended; the expert is resident."""
+  """A load ended; `began`: the link turned to it, -1 where nobody can tell."""
 
   key: int
   slot: int
+  began: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,9 +96,10 @@ class LaunchBegun(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LaunchEnded(Event):
-  """A launch was seen to end."""
+  """A launch ended; `began`: the device turned to it, -1 where unknown."""
 
   launch: int
+  began: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Loads:
     """A load has landed: its expert is resident."""
     slot = self._table.finish_load(event.key)
     self.in_flight -= 1
-    self._log(events.LoadLanded(event.time, event.key, slot))
+    self._log(events.LoadLanded(event.time, event.key, slot, event.began))
 
   def issue(
     self, wants: Sequence[protocols.Want], limit: int, cause: str

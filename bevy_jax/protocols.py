@@ -144,10 +144,17 @@ class Batch(NamedTuple):
 
 
 class Landed(NamedTuple):
-  """A load has landed: launches from now on may read the slot."""
+  """A load has landed: launches from now on may read the slot.
+
+  Attributes:
+    time: when.
+    key: what.
+    began: when the link turned to it; -1 where the executor cannot tell.
+  """
 
   time: int
   key: int
+  began: int = -1
 
 
 class Ended(NamedTuple):
@@ -160,6 +167,7 @@ class Ended(NamedTuple):
     sound: one flag a row, False where the router or the head saw a value
       that is not finite.
     choices: expert ids a row at the next MoE layer; empty after a wave.
+    began: when the device turned to it; -1 where the executor cannot tell.
   """
 
   time: int
@@ -167,6 +175,7 @@ class Ended(NamedTuple):
   tokens: Sequence[int]
   sound: Sequence[bool]
   choices: Sequence[Sequence[int]]
+  began: int = -1
 
 
 class Executor(Protocol):
