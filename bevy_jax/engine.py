@@ -76,7 +76,7 @@ class Engine:
   @property
   def busy(self) -> bool:
     """Whether a request has not ended."""
-    return bool(self._queue) or any(p is not None for p in self._rows)
+    return bool(self._queue) or self._rows.count(None) < len(self._rows)
 
   def submit(self, request: request_lib.Request) -> None:
     """Queues a request; it is admitted when a row is free."""

@@ -180,10 +180,13 @@ class VirtualExecutor:
     """
     del slot
     self._now += self._costs.host_load
-    self._settle(self._now)
-    later = self._priority and not demand
     ready = self._now + self._costs.latency
-    self._queue.append(_Queued(ready, later, self._issued, key))
+    if not self._priority:
+      # Nobody overtakes: when it lands is known at once.
+      self._carry(max(self._link, ready), key)
+      return
+    self._settle(self._now)
+    self._queue.append(_Queued(ready, not demand, self._issued, key))
     self._issued += 1
 
   def launch(self, number: int, batch: protocols.Batch) -> None:
@@ -204,7 +207,8 @@ class VirtualExecutor:
     out: list[protocols.Landed | protocols.Ended] = []
     landed, ends = self._landed, self._ends
     while True:
-      self._settle(self._now)
+      if self._queue:
+        self._settle(self._now)
       first = landed[0].time if landed else self._now + 1
       if ends and ends[0].time <= self._now and ends[0].time < first:
         out.append(ends.popleft())
@@ -233,12 +237,9 @@ class VirtualExecutor:
   def _next(self) -> tuple[int, _Queued]:
     """When the link turns to which queued load."""
     free = self._link
-    if len(self._queue) == 1 or not self._priority:
-      first = self._queue[0]
-    else:
-      first = min(
-        self._queue, key=lambda q: (max(free, q.ready), q.later, q.order)
-      )
+    first = min(
+      self._queue, key=lambda q: (max(free, q.ready), q.later, q.order)
+    )
     return max(free, first.ready), first
 
   def _settle(self, now: int) -> None:
@@ -248,8 +249,11 @@ class VirtualExecutor:
       if begun > now:
         return
       self._queue.remove(first)
-      self._link = begun + self._costs.load
-      self._landed.append(protocols.Landed(self._link, first.key, begun))
+      self._carry(begun, first.key)
+
+  def _carry(self, begun: int, key: int) -> None:
+    self._link = begun + self._costs.load
+    self._landed.append(protocols.Landed(self._link, key, begun))
 
   # Launches: what each takes, and its answer.
 
