@@ -2,9 +2,9 @@
 
 Nothing in the validator comes from the engine. That each check can fail is
 shown by `DoctoredTest`, one lie for each; that the runs would show a broken
-engine was seen with `begin_load` setting `resident` at once, with `evictable`
-and `barring` without what launches read, and with a link that begins two
-loads at once.
+engine or executor was seen with `begin_load` setting `resident` at once, with
+`hold` not barring what is read, with a link or a device that begins two
+things at once, and with host work that moves no clock.
 """
 
 import dataclasses

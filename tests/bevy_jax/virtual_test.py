@@ -1,9 +1,10 @@
 """The simulator's executor, with costs that are added up by hand.
 
-Each test was seen to fail with the code broken on purpose: host work that
-does not move the clock, a link that carries two loads at once, latency that
-is not hidden behind the load before, demand that overtakes what the link
-already carries, a wave that reads the shared weights.
+Each test was seen to fail with the code broken on purpose: host work of each
+kind that does not move the clock, a link or a device that does two things at
+once, latency that is not hidden behind the load before, a link that waits for
+demand on its way or never lets it overtake, a clock that moves when looked
+at, a wait that goes too far, answers in another order.
 """
 
 import json
