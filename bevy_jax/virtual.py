@@ -298,7 +298,7 @@ class VirtualExecutor:
     if not batch.finish:
       return took, ((), (), ())
     # Behind the last layer nobody reads an answer.
-    ids = [
+    ids: list[tuple[int, ...]] = [
       self._source.prompt(*p, layer) if p and layer < self._layers else ()
       for p in prompt
     ]

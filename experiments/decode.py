@@ -36,6 +36,7 @@ COMPARE = flags.DEFINE_list(
 SET = flags.DEFINE_multi_string('set', [], 'field=value, of run or engine.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
 EVENTS = flags.DEFINE_string('events', '', 'Where to write the event log.')
+RECORD = flags.DEFINE_string('record', '', 'Where to write a routing trace.')
 
 
 def build_config() -> configs.Decode:
@@ -76,7 +77,7 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   try:
-    code = job.main(build_config(), REPORT.value, EVENTS.value)
+    code = job.main(build_config(), REPORT.value, EVENTS.value, RECORD.value)
   except ValueError as error:
     raise SystemExit(f'decode: {error}') from error
   except KeyboardInterrupt:

@@ -7,8 +7,9 @@ import pathlib
 import rich.console
 import rich.markup
 
-from bevy_jax import events
+from bevy_jax import events, recording
 from bevy_jax import report as report_lib
+from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import configs, run
 
 _ROUNDED = (
@@ -17,13 +18,16 @@ _ROUNDED = (
 )
 
 
-def main(config: configs.Decode, report: str, log: str) -> int:
+def main(
+  config: configs.Decode, report: str, log: str, record: str = ''
+) -> int:
   """Runs it; the exit code: 0, 1 where a request failed, 130 after Ctrl-C.
 
   What was decoded until then is printed, and the report and the events are
-  written all the same. `report` and `log` are paths, empty for none.
+  written all the same. `report`, `log` and `record` (the routing trace of the
+  first variant) are paths, empty for none.
   """
-  for path in (report, log):
+  for path in (report, log, record):
     folder = pathlib.Path(path or '.').resolve().parent
     if not folder.is_dir():
       raise ValueError(
@@ -51,9 +55,25 @@ def main(config: configs.Decode, report: str, log: str) -> int:
     path = log if len(runs) == 1 else f'{log}.{number}'
     events.save(path, {'config': resolved, 'link': bench.link}, done.log)
     console.print(f'events: {path}', highlight=False)
+  if record:
+    _record(console, record, bench, runs[0])
   if runs[-1].interrupted:
     return 130
   return 1 if _errors(console, runs) else 0
+
+
+def _record(
+  console: rich.console.Console, path: str, bench: run.Bench, done: run.Run
+) -> None:
+  """Writes which experts the tokens of a run used."""
+  meta = {'model': bench.config.model, 'source': run.command()}
+  try:
+    found = recording.trace(done.log, bench.llm.model.config, meta)
+  except ValueError as error:
+    console.print(f'no routing trace: {error}', highlight=False)
+    return
+  trace_lib.save(path, found)
+  console.print(f'routing trace: {path}', highlight=False)
 
 
 def _texts(

@@ -5,6 +5,7 @@ python -m bevy_jax.experiments.replay --trace=bundled --platform=rtx4090 \\
 """
 
 import pathlib
+from typing import Any
 
 import rich.console
 from absl import app, flags
@@ -52,10 +53,9 @@ _PLAIN = (TRACE, PLATFORM, SHAPE, EXPERT_MB, LAYER_MB, REQUESTS, SCHEDULER,
 
 def build_config() -> simulation.Replay:
   """The experiment that the flags ask for; ValueError says what ails."""
+  plain: dict[str, Any] = {flag.name: flag.value for flag in _PLAIN}
   return simulation.Replay(
-    cache=overrides.parse(CACHE.value),
-    compare=tuple(COMPARE.value),
-    **{flag.name: flag.value for flag in _PLAIN},
+    cache=overrides.parse(CACHE.value), compare=tuple(COMPARE.value), **plain
   )
 
 
