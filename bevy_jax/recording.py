@@ -37,10 +37,7 @@ def trace(
     ValueError: no request has a token.
   """
   layers, k = len(model.moe_ids), model.top_k
-  lengths: dict[int, int] = {}
-  for event in log:
-    if isinstance(event, events.Token):
-      lengths[event.request] = event.index + 1
+  lengths, _ = _ends(log)
   if not lengths:
     raise ValueError('the run has no tokens, so there is no routing to record.')
   numbers = sorted(lengths)
@@ -232,30 +229,23 @@ def relive(
     link_depth: loads on the link at once.
     chunk: prompt tokens a row that one prefill launch takes.
   """
-  texts: dict[int, list[int]] = {}
-  reasons: dict[int, str] = {}
-  for event in log:
-    if isinstance(event, events.Token):
-      texts.setdefault(event.request, []).append(event.token)
-    elif isinstance(event, events.Finished):
-      reasons[event.request] = event.reason
-
-  def stop(p: request_lib.Progress, token: int) -> str | None:
-    del token
-    number = p.request.number
-    last = len(p.generated) == len(texts[number])
-    return reasons[number] if last and reasons[number] != 'error' else None
-
+  lengths, reasons = _ends(log)
   asked = [e for e in log if isinstance(e, events.Admitted)]
   going_on = [e.request for e in asked if e.request not in reasons]
   if going_on:
     raise ValueError(
       f'requests {going_on} have not ended in the log; record a whole run.'
     )
-  executor = Relived(log, model.num_experts, chunk)
+
+  def stop(p: request_lib.Progress, token: int) -> str | None:
+    del token
+    number = p.request.number
+    last = len(p.generated) == lengths[number]
+    return reasons[number] if last and reasons[number] != 'error' else None
+
   found = engine_lib.Engine(
     model,
-    executor,
+    Relived(log, model.num_experts, chunk),
     scheduler,
     eviction,
     rows=rows,
@@ -263,15 +253,26 @@ def relive(
     link_depth=link_depth,
     stop=stop,
   )
-  for admitted in asked:
+  for e in asked:
     # What a prompt says is in the recorded answers.
+    prompt, tokens = (0,) * e.prompt_tokens, lengths.get(e.request, 0) + 1
     found.submit(
-      request_lib.Request(
-        number=admitted.request,
-        prompt=(0,) * admitted.prompt_tokens,
-        new_tokens=len(texts.get(admitted.request, ())) + 1,
-      )
+      request_lib.Request(number=e.request, prompt=prompt, new_tokens=tokens)
     )
   while found.busy:
     found.step()
   return found.log
+
+
+def _ends(
+  log: Sequence[events.Event],
+) -> tuple[dict[int, int], dict[int, str]]:
+  """Tokens of each request that has any, and why each that ended did."""
+  lengths: dict[int, int] = {}
+  reasons: dict[int, str] = {}
+  for event in log:
+    if isinstance(event, events.Token):
+      lengths[event.request] = event.index + 1
+    elif isinstance(event, events.Finished):
+      reasons[event.request] = event.reason
+  return lengths, reasons

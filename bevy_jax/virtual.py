@@ -298,11 +298,11 @@ class VirtualExecutor:
     if not batch.finish:
       return took, ((), (), ())
     # Behind the last layer nobody reads an answer.
-    ids: list[tuple[int, ...]] = [
+    choices: list[tuple[int, ...]] = [
       self._source.prompt(*p, layer) if p and layer < self._layers else ()
       for p in prompt
     ]
-    return took, ([-1] * len(ids), [True] * len(ids), ids)
+    return took, ([-1] * len(prompt), [True] * len(prompt), choices)
 
   def _answer(self, rows: Sequence[int], tokens: Sequence[int]) -> _Answer:
     choices = [self._source.choices(*self._rows[row]) for row in rows]

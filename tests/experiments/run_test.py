@@ -11,7 +11,7 @@ import time
 import pytest
 from absl.testing import absltest, parameterized
 
-from bevy_jax import events
+from bevy_jax import events, trace
 from bevy_jax.experiments import configs
 
 
@@ -38,6 +38,7 @@ class DecodeTest(parameterized.TestCase):
       '--compare=lockstep,runahead:lru',
       f'--report={folder / "report.json"}',
       f'--events={folder / "events.jsonl"}',
+      f'--record={folder / "routing.npz"}',
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn(
@@ -47,6 +48,9 @@ class DecodeTest(parameterized.TestCase):
     first = json.loads(done.stdout.splitlines()[0])
     self.assertEqual(first['engine']['cache'], 0.25)
     runs = json.loads((folder / 'report.json').read_text('utf-8'))['runs']
+    routing = trace.load(folder / 'routing.npz')
+    self.assertEqual(routing.lengths.tolist(), [6, 6, 6])
+    self.assertEqual(routing.meta['model'], 'demo')
     names = [r['config']['engine']['scheduler'] for r in runs]
     self.assertEqual(names, ['lockstep', 'runahead'])
     for number, run in enumerate(runs):
