@@ -13,12 +13,9 @@ from bevy_jax.layers import config as model_config
 from bevy_jax.offload import eviction as eviction_lib
 
 _Kind = TypeVar('_Kind', bound=events.Event)
-# What the engine decides, what happens to it, what it learns from an answer.
+# What the engine decides, and what happens to it.
 _DECISIONS = (events.LoadIssued, events.LaunchBegun)
 _ARRIVALS = (events.LoadLanded, events.LaunchEnded)
-_ANSWERS = (
-  events.Routed, events.Token, events.Finished, events.PrefillRouted
-)  # fmt: skip
 
 
 def trace(
@@ -172,14 +169,14 @@ class Relived:
       self._prompt_choices(told)
       if begun.kind == 'prefill'
       else [choices.get(number, ()) for number in group],
-      event.began,
+      began=event.began,
     )
 
   def _told(self) -> list[events.Event]:
     """What the engine wrote down of the answer, right behind the end."""
     found: list[events.Event] = []
     for event in self._log[self._next :]:
-      if not isinstance(event, _ANSWERS):
+      if isinstance(event, (*_DECISIONS, *_ARRIVALS)):
         break
       found.append(event)
     return found

@@ -200,7 +200,9 @@ class VirtualExecutor:
       took, answer = self._decode(batch)
     begun = max(self._now, self._device)
     self._device = begun + took
-    self._ends.append(protocols.Ended(self._device, number, *answer, begun))
+    self._ends.append(
+      protocols.Ended(self._device, number, *answer, began=begun)
+    )
 
   def poll(self) -> list[protocols.Landed | protocols.Ended]:
     """See `Executor`; in order of the times."""
