@@ -17,8 +17,9 @@ class Load(NamedTuple):
   """A load that landed.
 
   Attributes:
-    begin: ns, when the link turned to it: issued, read from disk where it
-      had to be, and the load before it landed.
+    begin: ns, when the link turned to it: as the executor tells, else when
+      it was issued, read from disk where it had to be, and the load before
+      it had landed.
     end: ns, when it landed.
   """
 
@@ -31,14 +32,16 @@ class Ran(NamedTuple):
 
   Attributes:
     event: how it began.
-    begin: ns, when the device turned to it: begun, and the launch before it
-      ended.
+    begin: ns, when the device turned to it: as the executor tells, else
+      when it was begun and the launch before it had ended.
     end: ns, when it was seen to end.
+    told: whether the executor told when it began.
   """
 
   event: events.LaunchBegun
   begin: int
   end: int
+  told: bool = False
 
 
 def loads(log: Iterable[events.Event]) -> list[Load]:
@@ -53,7 +56,7 @@ def loads(log: Iterable[events.Event]) -> list[Load]:
       issued[event.key] = event.time
     elif isinstance(event, events.LoadLanded):
       before = found[-1].end if found else 0
-      begin = max(issued.pop(event.key), before, *event.read[1:])
+      begin = max(issued.pop(event.key), before, event.began, *event.read[1:])
       found.append(Load(begin, max(begin, event.time)))
   return found
 
@@ -74,8 +77,9 @@ def launches(log: Iterable[events.Event]) -> list[Ran]:
     elif isinstance(event, events.LaunchEnded):
       launch = begun.pop(event.launch)
       before = found[-1].end if found else 0
-      begin = max(launch.time, before)
-      found.append(Ran(launch, begin, max(begin, event.time)))
+      begin = max(launch.time, before, event.began)
+      end = max(begin, event.time)
+      found.append(Ran(launch, begin, end, event.began >= 0))
   return found
 
 

@@ -83,7 +83,7 @@ class Engine:
   @property
   def busy(self) -> bool:
     """Whether a request has not ended."""
-    return bool(self._queue) or any(p is not None for p in self._rows)
+    return bool(self._queue) or self._rows.count(None) < len(self._rows)
 
   def submit(self, request: request_lib.Request) -> None:
     """Queues a request; it is admitted when a row is free."""
@@ -303,7 +303,7 @@ class Engine:
   def _ended(self, ended: protocols.Ended) -> None:
     flight = self._flights.pop(ended.launch)
     self.view.in_flight -= 1
-    self.log.append(events.LaunchEnded(ended.time, ended.launch))
+    self.log.append(events.LaunchEnded(ended.time, ended.launch, ended.began))
     if flight.experts:
       self.table.release(flight.layer, flight.experts)
     if flight.kind == 'prefill':

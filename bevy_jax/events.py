@@ -56,12 +56,14 @@ class LoadLanded(Event):
   """A load ended; the expert is resident.
 
   `read` is when its read from disk began and ended, empty where the expert
-  lay in host memory.
+  lay in host memory; `began` when the link turned to it, -1 where nobody can
+  tell.
   """
 
   key: int
   slot: int
   read: tuple[int, ...] = ()
+  began: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,9 +116,10 @@ class LaunchBegun(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LaunchEnded(Event):
-  """A launch was seen to end."""
+  """A launch ended; `began`: the device turned to it, -1 where unknown."""
 
   launch: int
+  began: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

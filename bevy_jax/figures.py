@@ -8,7 +8,8 @@ import numpy as np
 from bevy_jax import busy, events
 from bevy_jax import window as window_lib
 
-_GPU_SOURCE = 'from launch to seen-ended'
+_HOST_SIDE = 'from launch to seen-ended'
+_DEVICE_SIDE = 'from begin to end on the device'
 _SECTIONS = ('schedule', 'launch', 'poll', 'load')
 
 
@@ -171,14 +172,15 @@ def shares(
   """Fractions of the window."""
   begin, end = window.begin, window.end
   link_spans = [(load.begin, load.end) for load in loads]
-  gpu_spans = [(r.event.time, r.end) for r in ran]
+  gpu_spans = [(r.begin, r.end) for r in ran]
+  told = all(r.told for r in ran)
   link = busy.covered(link_spans, begin, end)
   gpu = busy.covered(gpu_spans, begin, end)
   either = busy.covered(link_spans + gpu_spans, begin, end)
   return {
     'link_busy': part(link, end - begin),
     'gpu_busy': part(gpu, end - begin),
-    'gpu_busy_source': _GPU_SOURCE,
+    'gpu_busy_source': _DEVICE_SIDE if told else _HOST_SIDE,
     'stall': part(either - gpu, end - begin),
     'overlap_efficiency': part(max(link, gpu), end - begin),
   }

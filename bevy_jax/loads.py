@@ -66,7 +66,7 @@ class Loads:
     slot = self._table.finish_load(event.key)
     self.in_flight -= 1
     read = tuple(event.read)
-    self._log(events.LoadLanded(event.time, event.key, slot, read))
+    self._log(events.LoadLanded(event.time, event.key, slot, read, event.began))
 
   def failed(self, event: protocols.Failed) -> None:
     """A load has failed: its slot is free; its expert may be tried again."""

@@ -153,13 +153,19 @@ class Batch(NamedTuple):
 class Landed(NamedTuple):
   """A load has landed: launches from now on may read the slot.
 
-  Loads land in any order. `read` is when its read from disk began and ended,
-  empty where there was none.
+  Loads land in any order.
+
+  Attributes:
+    time: when.
+    key: what.
+    read: when its read from disk began and ended, empty where there was none.
+    began: when the link turned to it; -1 where the executor cannot tell.
   """
 
   time: int
   key: int
   read: Sequence[int] = ()
+  began: int = -1
 
 
 class Failed(NamedTuple):
@@ -183,6 +189,7 @@ class Ended(NamedTuple):
     guesses: for each row, for each MoE layer behind that one in turn, the ids
       that it will probably use there; empty where nobody asked, and without
       the layers of the next token.
+    began: when the device turned to it; -1 where the executor cannot tell.
   """
 
   time: int
@@ -191,6 +198,7 @@ class Ended(NamedTuple):
   sound: Sequence[bool]
   choices: Sequence[Sequence[int]]
   guesses: Sequence[Sequence[Sequence[int]]] = ()
+  began: int = -1
 
 
 class Executor(Protocol):

@@ -8,7 +8,8 @@ from typing import Any
 
 import rich.table
 
-from bevy_jax import bounds, busy, events, figures
+from bevy_jax import bounds as bounds_lib
+from bevy_jax import busy, events, figures
 from bevy_jax import window as window_lib
 from bevy_jax.offload import eviction as eviction_lib
 
@@ -35,6 +36,7 @@ class Facts:
     cache_bytes: bytes of the cache.
     eviction: the run's own.
     warmup: tokens of every request before the window opens.
+    note: what a reader must know first, empty where nothing.
   """
 
   config: dict[str, Any]
@@ -55,12 +57,20 @@ class Facts:
   quota: tuple[int, ...] = ()
 
 
-def make(log: Sequence[events.Event], facts: Facts) -> dict[str, Any]:
+def make(
+  log: Sequence[events.Event], facts: Facts, *, bounds: bool = True
+) -> dict[str, Any]:
   """A report: one JSON object, its keys explained in WORKSPACE.md.
 
   Uses, hits, loads, launches and shares are those of the measured window;
   `prefill_*` and `total` those of the whole run. `s` and `h` are the shares
   of the window that full-batch compute and the host's own work would take.
+
+  Args:
+    log: the events.
+    facts: what they do not say.
+    bounds: whether to compute `bound` and what rests on it, which costs more
+      than all the rest.
 
   Raises:
     ValueError: no decode launch has ended.
@@ -82,7 +92,8 @@ def make(log: Sequence[events.Event], facts: Facts) -> dict[str, Any]:
   report |= figures.shares(window, loads, ran)
   report |= figures.launches(log, window)
   report['max_lag'] = figures.max_lag(log, window)
-  report |= _bounds(log, window, facts, report, busy.load_seconds(loads), ran)
+  if bounds:
+    report |= _bounds(log, window, facts, report, busy.load_seconds(loads), ran)
   report['slots'], report['cache_bytes'] = facts.slots, facts.cache_bytes
   report['capacity'] = 'layer' if facts.quota else 'global'
   report['total'] = _total(log, ran, facts)
@@ -112,7 +123,9 @@ def table(reports: Sequence[dict[str, Any]]) -> rich.table.Table:
     'host us a launch': lambda r: f'{sum(r["host_us"].values()):.0f}',
     'mean group': lambda r: f'{r["mean_group"]:.2f}',
     'max lag': lambda r: str(r['max_lag']),
-    'of the bound': lambda r: f'{r["bound_fraction"]:.0%}',
+    'of the bound': lambda r: (
+      f'{r["bound_fraction"]:.0%}' if 'bound_fraction' in r else '-'
+    ),
   }
   if any(r['disk_reads'] for r in reports):
     lines['disk reads'] = lambda r: str(r['disk_reads'])
@@ -154,13 +167,13 @@ def _bounds(
   load_s: float,
   ran: Sequence[busy.Ran],
 ) -> dict[str, Any]:
-  path = bounds.steps(log, facts.experts, window.first, window.last)
-  best = bounds.inside(
-    path, bounds.belady_misses(path, facts.slots, facts.quota)
+  path = bounds_lib.steps(log, facts.experts, window.first, window.last)
+  best = bounds_lib.inside(
+    path, bounds_lib.belady_misses(path, facts.slots, facts.quota)
   )
-  lockstep = bounds.inside(
+  lockstep = bounds_lib.inside(
     path,
-    bounds.lockstep_misses(
+    bounds_lib.lockstep_misses(
       path,
       layers=facts.layers,
       experts=facts.experts,
@@ -171,10 +184,10 @@ def _bounds(
     ),
   )
   # The window's own launches: the first ones after a start are slower.
-  cost = bounds.fit(
+  cost = bounds_lib.fit(
     r for r in ran if window.begin <= r.event.time and r.end <= window.end
   )
-  gpu_s = bounds.inside(
+  gpu_s = bounds_lib.inside(
     path, [cost.seconds(len(step.keys), step.rows) for step in path]
   )
   link_s = best * load_s

@@ -3,12 +3,16 @@
 import dataclasses
 import json
 import os
+import pathlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bevy_jax.offload import patterns
+
+# What the name 'bundled' stands for; its licence lies beside it.
+BUNDLED = pathlib.Path(__file__).parent / 'traces' / 'gptoss20b_16x96.npz'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,11 @@ class Trace:
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
-  """Reads and checks a trace; ValueError names the array and the index."""
+  """Reads and checks a trace; ValueError names the array and the index.
+
+  'bundled' is a small real one that comes with the project.
+  """
+  path = BUNDLED if path == 'bundled' else path
   try:
     with open(path, 'rb') as file, np.load(file, allow_pickle=False) as found:
       arrays = {n: found[n] for n in ('experts', 'lengths', 'meta')}

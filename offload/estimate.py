@@ -72,9 +72,9 @@ class Estimate:
     unused += 1 - w[0] * popularity
     np.maximum(unused, _LEAST, out=unused)
     np.minimum(unused, 1 - _LEAST, out=unused)
-    self._unused[layer, streams] = unused
+    self._unused[layer, _slice(streams)] = unused
     self._at[streams] = layer
-    self._moved()
+    self._stale = True
     self._set_odds(layer)
 
   def features(
@@ -90,12 +90,13 @@ class Estimate:
     """
     last = np.zeros((len(streams), self._experts))
     last[np.arange(len(streams))[:, None], choices] = 1.0
-    counts = self._frequency[layer, streams]
+    rows = _slice(streams)
+    counts = self._frequency[layer, rows]
     counts *= _KEPT
     counts += last
-    self._frequency[layer, streams] = counts
-    tokens = self._tokens[layer, streams] * _KEPT + 1.0
-    self._tokens[layer, streams] = tokens
+    self._frequency[layer, rows] = counts
+    tokens = self._tokens[layer, rows] * _KEPT + 1.0
+    self._tokens[layer, rows] = tokens
     self._popular[layer] += last.sum(0)
     self._passes[layer] += len(streams)
     return self._popular[layer] / self._passes[layer], counts / tokens, last
@@ -106,7 +107,7 @@ class Estimate:
     self._tokens[:, stream] = 0.0
     self._unused[:, stream] = 1.0
     self._at[stream] = -1
-    self._moved()
+    self._stale = True
     self._set_odds(slice(None))
 
   def next_use(self) -> Array:
@@ -116,16 +117,23 @@ class Estimate:
     stands somewhere else. Valid until a stream moves or leaves.
     """
     if self._stale:
+      self._measure()
       np.add(self.odds, self._distance, out=self._next)
       self._stale = False
     return self._next.ravel()
 
-  def _moved(self) -> None:
-    """The way to each layer, once streams have moved."""
+  def _measure(self) -> None:
+    """The way to each layer from where the streams stand."""
     there = np.bincount(self._at + 1, minlength=self._layers + 1)[1:]
     self._distance[:, 0] = self._ahead @ there / max(1, int(there.sum()))
-    self._stale = True
 
   def _set_odds(self, layer: int | slice) -> None:
     unused = np.multiply.reduce(self._unused[layer], axis=-2)
     self.odds[layer] = unused / np.maximum(1 - unused, _LEAST)
+
+
+def _slice(streams: npt.NDArray[np.intp]) -> npt.NDArray[np.intp] | slice:
+  """An index of the same rows; of a single one a slice, which is faster."""
+  if len(streams) > 1:
+    return streams
+  return slice(int(streams[0]), int(streams[0]) + 1)

@@ -54,7 +54,12 @@ PROJECTS = {
 MAX_FILE = 400
 MAX_LAUNCHER = 89
 MAX_FUNCTION = 60
-DATA = ('bevy_jax/py.typed', 'bevy_jax/demo/*', 'experiments/*.jsonl')
+DATA = (
+  'bevy_jax/py.typed',
+  'bevy_jax/demo/*',
+  'bevy_jax/traces/*',
+  'experiments/*.jsonl',
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

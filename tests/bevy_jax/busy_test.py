@@ -41,7 +41,11 @@ class SpansTest(parameterized.TestCase):
     ]
     self.assertEqual(
       busy.launches(log),
-      [(begun[0], 5, 10), (begun[1], 10, 18), (begun[2], 30, 33)],
+      [
+        (begun[0], 5, 10, False),
+        (begun[1], 10, 18, False),
+        (begun[2], 30, 33, False),
+      ],
     )
 
   @parameterized.parameters(

@@ -1,11 +1,14 @@
 """LLM on the demo model: the five-line use, streaming, stops, refusals."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import pytest
 from absl.testing import absltest, parameterized
 
-from bevy_jax import LLM, SamplingParams, events
+from bevy_jax import LLM, SamplingParams, events, recording
+from bevy_jax import config as config_lib
 from bevy_jax.layers import reference
 
 PROMPTS = ('The captain said', 'def read(path):\n    return', 'Once')
@@ -140,6 +143,42 @@ class LlmTest(parameterized.TestCase):
   def test_refuses_at_construction(self, options, message):
     with pytest.raises(ValueError, match=message):
       LLM.load('demo', **options)
+
+
+class RecordedTest(parameterized.TestCase):
+  """Seen to fail with another eviction than the run's."""
+
+  @parameterized.parameters(
+    ('runahead', 'lru'), ('runahead', 'lfu_decayed'), ('lockstep', 'reuse')
+  )
+  def test_a_run_comes_again_count_by_count(self, scheduler, eviction):
+    """With its own landings and launches: all hits, misses, evictions."""
+    llm = _llm()
+    ran = llm.engine(scheduler, eviction)
+    for _ in llm.run(ran, llm.requests(PROMPTS, 6)):
+      pass
+    again = recording.relive(
+      ran.log,
+      llm.model.config,
+      config_lib.SCHEDULERS[scheduler],
+      config_lib.EVICTIONS[eviction],
+      rows=2,
+      slots=llm.slots,
+      link_depth=llm.config.link_depth,
+      chunk=llm.config.chunk,
+    )
+    counted = [_counts(e) for e in ran.log]
+    # A load may land when nobody looks any more.
+    self.assertEqual([_counts(e) for e in again], counted[: len(again)])
+    self.assertGreater(len(again), len(counted) - 8)
+    self.assertTrue(any(isinstance(e, events.Evicted) for e in again))
+
+
+def _counts(event: events.Event) -> dict[str, Any]:
+  """All of an event but its times."""
+  times = ('time', 'host', 'arrived', 'began')
+  found = {k: v for k, v in dataclasses.asdict(event).items() if k not in times}
+  return found | {'event': type(event).__name__}
 
 
 if __name__ == '__main__':

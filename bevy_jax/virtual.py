@@ -1,0 +1,311 @@
+"""The executor of the simulator: an integer clock that nothing else moves.
+
+The clock advances while the host works (each launch, answer and load costs
+it what `Costs` says) and when the engine waits; loads and launches that have
+begun go on meanwhile. The link carries one load at a time and the device one
+launch, each begins as soon as the one before it is done. So any schedule can
+be added up by hand.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from bevy_jax import costs as costs_lib
+from bevy_jax import protocols
+from bevy_jax import request as request_lib
+from bevy_jax import trace as trace_lib
+from bevy_jax.layers import config as model_config
+
+# Tokens, soundness and choices, as in `Ended`.
+_Answer = tuple[Sequence[int], Sequence[bool], Sequence[Sequence[int]]]
+
+
+class Source(Protocol):
+  """Where the routing comes from.
+
+  `who` is the seed of a request's sampling, which a simulated request does
+  not need for anything else. Positions count all of its tokens.
+  """
+
+  def choices(self, who: int, position: int, layer: int) -> tuple[int, ...]:
+    """Expert ids of a token that decodes."""
+
+  def token(self, who: int, position: int) -> int:
+    """The token that follows the one at a position."""
+
+  def prompt(self, token: int, position: int, layer: int) -> tuple[int, ...]:
+    """Expert ids of a prompt token that is not the last one."""
+
+
+class Recorded:
+  """The routing of a trace; request `who` decodes recording number `who`.
+
+  Tokens are dummies: a trace keeps none. Its requests have prompts of one
+  token, since a trace knows no prompts.
+  """
+
+  def __init__(self, trace: trace_lib.Trace):
+    self._trace = trace
+    self._lists: dict[int, list[list[tuple[int, ...]]]] = {}
+
+  def choices(self, who: int, position: int, layer: int) -> tuple[int, ...]:
+    """See `Source`."""
+    found = self._lists.get(who)
+    if found is None:
+      length = int(self._trace.lengths[who])
+      rows = self._trace.experts[who, :length].tolist()
+      found = [[tuple(ids) for ids in layers] for layers in rows]
+      self._lists[who] = found
+    # The launch of the last token also routes one behind it; nobody reads it.
+    return found[min(position, len(found) - 1)][layer]
+
+  def token(self, who: int, position: int) -> int:
+    """See `Source`."""
+    del who, position
+    return 0
+
+  def prompt(self, token: int, position: int, layer: int) -> tuple[int, ...]:
+    """See `Source`; ValueError, since a trace holds no prompts."""
+    del token, position, layer
+    raise ValueError(
+      'a routing trace tells nothing of prompts: give its requests a prompt of '
+      'one token, as `virtual.requests` does.'
+    )
+
+
+def requests(
+  trace: trace_lib.Trace, first: int, count: int, tokens: int
+) -> list[request_lib.Request]:
+  """Recorded requests to submit, in their order.
+
+  Args:
+    trace: the routing.
+    first: the first of them.
+    count: how many; ValueError where the trace has fewer.
+    tokens: each decodes so many, fewer where it is shorter; 0 for all.
+  """
+  have = len(trace.lengths)
+  if min(first, tokens) < 0 or count < 1 or first + count > have:
+    raise ValueError(
+      f'requests {first} to {first + count - 1} with {tokens} tokens are asked '
+      f'for, but the trace has requests 0 to {have - 1}; ask for at least one '
+      'of those, and for 0 tokens (all) or more.'
+    )
+  found = []
+  for number in range(count):
+    length = int(trace.lengths[first + number])
+    if not length:
+      raise ValueError(
+        f'request {first + number} of the trace has no tokens; choose others.'
+      )
+    found.append(
+      request_lib.Request(
+        number=number,
+        prompt=(0,),
+        new_tokens=min(tokens or length, length),
+        sampling=request_lib.SamplingParams(seed=first + number),
+      )
+    )
+  return found
+
+
+def shape(trace: trace_lib.Trace) -> model_config.ModelConfig:
+  """A model of a trace's layers and experts; its other sizes mean nothing."""
+  return model_config.tiny(
+    num_layers=trace.layers,
+    num_experts=trace.num_experts,
+    top_k=int(trace.experts.shape[3]),
+    moe_layers=(True,) * trace.layers,
+  )
+
+
+class _Queued(NamedTuple):
+  """A load that the link has not turned to."""
+
+  ready: int
+  later: bool
+  order: int
+  key: int
+
+
+class _Token(NamedTuple):
+  """The token that is in a row."""
+
+  who: int
+  position: int
+  layer: int
+
+
+class VirtualExecutor:
+  """See `protocols.Executor`; times are those of the simulated machine.
+
+  `Landed.time` and `Ended.time` are when it happened, which the host may see
+  later; `began` is when link or device turned to it.
+
+  Attributes:
+    chunk: prompt tokens a row that one prefill launch takes.
+  """
+
+  def __init__(
+    self,
+    source: Source,
+    costs: costs_lib.Costs,
+    layers: int,
+    *,
+    chunk: int = 32,
+    priority: bool = False,
+  ):
+    """Args: `layers` with experts; `priority`: see `load`."""
+    self.chunk = chunk
+    self._source, self._costs, self._layers = source, costs, layers
+    self._priority = priority
+    self._now = self._link = self._device = self._issued = 0
+    self._queue: list[_Queued] = []
+    self._landed: deque[protocols.Landed] = deque()
+    self._ends: deque[protocols.Ended] = deque()
+    self._rows: dict[int, _Token] = {}
+    # (token, position) of the chunk that is in prefill, None for padding.
+    self._prompt: list[tuple[int, int] | None] = []
+
+  def now(self) -> int:
+    """See `Executor`; looking at the clock does not move it."""
+    return self._now
+
+  def load(self, key: int, slot: int, *, demand: bool = True) -> None:
+    """See `Executor`.
+
+    With `priority` a load on demand overtakes those that are not and that
+    the link has not turned to; what it carries is never broken off.
+    """
+    del slot
+    self._now += self._costs.host_load
+    ready = self._now + self._costs.latency
+    if not self._priority:
+      # Nobody overtakes: when it lands is known at once.
+      self._carry(max(self._link, ready), key)
+      return
+    self._settle(self._now)
+    self._queue.append(_Queued(ready, not demand, self._issued, key))
+    self._issued += 1
+
+  def launch(self, number: int, batch: protocols.Batch) -> None:
+    """See `Executor`."""
+    self._now += self._costs.host_launch
+    if batch.kind == 'prefill':
+      took, answer = self._prefill(batch)
+    elif batch.kind == 'enter':
+      took, answer = self._enter(batch)
+    else:
+      took, answer = self._decode(batch)
+    begun = max(self._now, self._device)
+    self._device = begun + took
+    self._ends.append(
+      protocols.Ended(self._device, number, *answer, began=begun)
+    )
+
+  def poll(self) -> list[protocols.Landed | protocols.Ended]:
+    """See `Executor`; in order of the times."""
+    out: list[protocols.Landed | protocols.Ended] = []
+    landed, ends = self._landed, self._ends
+    while True:
+      if self._queue:
+        self._settle(self._now)
+      first = landed[0].time if landed else self._now + 1
+      if ends and ends[0].time <= self._now and ends[0].time < first:
+        out.append(ends.popleft())
+        self._now += self._costs.host_answer
+      elif first <= self._now:
+        out.append(landed.popleft())
+      else:
+        return out
+
+  def wait(self) -> None:
+    """See `Executor`: the clock goes on to whatever happens next."""
+    dues = [self._ends[0].time] if self._ends else []
+    if self._landed:
+      dues.append(self._landed[0].time)
+    elif self._queue:
+      dues.append(self._next()[0] + self._costs.load)
+    assert dues, 'nothing is in flight: nothing will ever happen'
+    self._now = max(self._now, min(dues))
+
+  def close(self) -> None:
+    """See `Executor`: forgets what is in flight."""
+    self._queue.clear()
+    self._landed.clear()
+    self._ends.clear()
+
+  def _next(self) -> tuple[int, _Queued]:
+    """When the link turns to which queued load."""
+    free = self._link
+    first = min(
+      self._queue, key=lambda q: (max(free, q.ready), q.later, q.order)
+    )
+    return max(free, first.ready), first
+
+  def _settle(self, now: int) -> None:
+    """The link turns to all queued loads that it could until now."""
+    while self._queue:
+      begun, first = self._next()
+      if begun > now:
+        return
+      self._queue.remove(first)
+      self._carry(begun, first.key)
+
+  def _carry(self, begun: int, key: int) -> None:
+    self._link = begun + self._costs.load
+    self._landed.append(protocols.Landed(self._link, key, began=begun))
+
+  # Launches: what each takes, and its answer.
+
+  def _enter(self, batch: protocols.Batch) -> tuple[int, _Answer]:
+    for e in batch.entries:
+      self._rows[e.row] = _Token(e.sampling.seed, e.position, 0)
+    rows = [e.row for e in batch.entries]
+    took = self._costs.decode(len(rows), 0, on=True, last=False)
+    return took, self._answer(rows, [-1] * len(rows))
+
+  def _decode(self, batch: protocols.Batch) -> tuple[int, _Answer]:
+    last = batch.finish and batch.layer + 1 == self._layers
+    took = self._costs.decode(
+      len(batch.rows), len(batch.distinct), on=batch.finish, last=last
+    )
+    if not batch.finish:
+      return took, ((), (), ())
+    tokens = []
+    for row in batch.rows:
+      who, position, layer = self._rows[row]
+      assert layer == batch.layer, f'row {row} waits at layer {layer}'
+      tokens.append(self._source.token(who, position) if last else -1)
+      self._rows[row] = (
+        _Token(who, position + 1, 0)
+        if last
+        else _Token(who, position, layer + 1)
+      )
+    return took, self._answer(batch.rows, tokens)
+
+  def _prefill(self, batch: protocols.Batch) -> tuple[int, _Answer]:
+    if batch.chunk is not None:
+      self._prompt = []
+      for start, ids in zip(
+        batch.chunk.starts, batch.chunk.tokens, strict=True
+      ):
+        self._prompt += [(t, start + i) for i, t in enumerate(ids)]
+        self._prompt += [None] * (self.chunk - len(ids))
+    layer, prompt = batch.layer + 1, self._prompt
+    count = sum(p is not None for p in prompt)
+    distinct = len(batch.distinct)
+    took = self._costs.prefill(count, distinct, on=batch.finish)
+    if not batch.finish:
+      return took, ((), (), ())
+    # Behind the last layer nobody reads an answer.
+    choices: list[tuple[int, ...]] = [
+      self._source.prompt(*p, layer) if p and layer < self._layers else ()
+      for p in prompt
+    ]
+    return took, ([-1] * len(prompt), [True] * len(prompt), choices)
+
+  def _answer(self, rows: Sequence[int], tokens: Sequence[int]) -> _Answer:
+    choices = [self._source.choices(*self._rows[row]) for row in rows]
+    return tokens, [True] * len(rows), choices

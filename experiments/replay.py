@@ -1,0 +1,81 @@
+"""Replays recorded routing on a simulated machine; prints one table.
+
+python -m bevy_jax.experiments.replay --trace=bundled --platform=rtx4090 \\
+  --model_shape=qwen3-30b-a3b:int4 --compare=lockstep:lru,runahead:reuse
+"""
+
+import pathlib
+from typing import Any
+
+import rich.console
+from absl import app, flags
+
+from bevy_jax import config as config_lib
+from bevy_jax import platforms, shapes
+from bevy_jax import report as report_lib
+from bevy_jax.experiments import overrides, simulation
+
+TRACE = flags.DEFINE_string(
+  'trace', 'bundled', "A routing trace, 'bundled', or synthetic zipf[:POWER]."
+)
+PLATFORM = flags.DEFINE_string(
+  'platform', 'rtx4090', ', '.join(platforms.PLATFORMS) + ' or file:PATH.'
+)
+SHAPE = flags.DEFINE_string(
+  'model_shape', '', ', '.join(shapes.SHAPES) + '; then :int8 or :int4.'
+)
+EXPERT_MB = flags.DEFINE_float('expert_mb', 0.0, 'MB of an expert, instead.')
+LAYER_MB = flags.DEFINE_float('layer_mb', 40.0, 'MB of the rest of a layer.')
+REQUESTS = flags.DEFINE_integer('requests', 8, 'Rows that decode at once.')
+CACHE = flags.DEFINE_string('cache', '0.5', 'Fraction, or number of slots.')
+SCHEDULER = flags.DEFINE_string(
+  'scheduler', 'runahead', ', '.join(config_lib.SCHEDULERS) + '.'
+)
+EVICTION = flags.DEFINE_string(
+  'eviction', 'lfu_decayed', ', '.join(config_lib.names()) + '.'
+)
+PREFETCH = flags.DEFINE_string('prefetch', 'none', 'none.')
+COMPARE = flags.DEFINE_list(
+  'compare', [], 'scheduler[:eviction[:prefetch]] variants to compare.'
+)
+FIRST = flags.DEFINE_integer('first', 0, 'First request of the trace.')
+COUNT = flags.DEFINE_integer('count', 0, 'Requests admitted; 0: as many as R.')
+SKIP = flags.DEFINE_integer('skip', 32, 'Tokens before the measured window.')
+TOKENS = flags.DEFINE_integer('tokens', 0, 'Tokens a request in all; 0: all.')
+LINK = flags.DEFINE_string('link', '', 'throttled:GB_PER_S[:LATENCY_US].')
+BOUNDS = flags.DEFINE_bool('bounds', True, 'Whether bounds are computed too.')
+REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
+
+
+_PLAIN = (TRACE, PLATFORM, SHAPE, EXPERT_MB, LAYER_MB, REQUESTS, SCHEDULER,
+  EVICTION, PREFETCH, FIRST, COUNT, SKIP, TOKENS, LINK, BOUNDS)  # fmt: skip
+
+
+def build_config() -> simulation.Replay:
+  """The experiment that the flags ask for; ValueError says what ails."""
+  plain: dict[str, Any] = {flag.name: flag.value for flag in _PLAIN}
+  return simulation.Replay(
+    cache=overrides.parse(CACHE.value), compare=tuple(COMPARE.value), **plain
+  )
+
+
+def main(argv: list[str]) -> None:
+  """Runs it; what is wrong with the input is one paragraph."""
+  if len(argv) > 1:
+    raise app.UsageError(f'not a flag: {argv[1:]}')
+  console = rich.console.Console(highlight=False)
+  try:
+    if not pathlib.Path(REPORT.value or '.').resolve().parent.is_dir():
+      raise ValueError(f'{REPORT.value}: make its folder first.')
+    runs = simulation.main(build_config(), console.print)
+  except (ValueError, OSError) as error:
+    raise SystemExit(f'replay: {error}') from error
+  reports = [r.report for r in runs]
+  console.print(report_lib.table(reports))
+  console.print(reports[0]['note'])
+  if REPORT.value:
+    report_lib.save(REPORT.value, reports)
+
+
+if __name__ == '__main__':
+  app.run(main)

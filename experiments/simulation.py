@@ -1,0 +1,259 @@
+"""Recorded routing on a simulated machine: the engine itself, another clock."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from bevy_jax import config as config_lib
+from bevy_jax import costs as costs_lib
+from bevy_jax import engine as engine_lib
+from bevy_jax import events, platforms, shapes, synthetic, virtual
+from bevy_jax import report as report_lib
+from bevy_jax import trace as trace_lib
+from bevy_jax.experiments import run
+from bevy_jax.offload import eviction as eviction_lib
+
+_PREFETCHERS = ('none',)
+_MB = 1e6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replay:
+  """One simulated experiment.
+
+  Attributes:
+    trace: a routing trace, 'bundled', or 'zipf[:EXPONENT]' for a synthetic
+      one of the shape's layers and experts.
+    platform: see `platforms.find`.
+    model_shape: see `shapes.parse`; it says what experts and layers weigh,
+      the trace how many there are.
+    expert_mb: MB (1e6 bytes) of an expert where there is no model_shape.
+    layer_mb: MB of a layer's shared weights then.
+    requests: R, rows that decode together.
+    cache: see `EngineConfig.cache`.
+    scheduler: a name of `config.SCHEDULERS`.
+    eviction: a name of `config.names()`; 'static' keeps what is popular among
+      requests of the trace that do not decode here.
+    prefetch: 'none'.
+    compare: scheduler:eviction:prefetch variants, each from a cold cache.
+    first: first request of the trace.
+    count: how many are admitted one after another; 0 for R.
+    skip: tokens that every request does before the window opens.
+    tokens: that each decodes at most, the skipped ones included; 0: all.
+    link: '' for the platform's own, or 'throttled:GB_PER_S[:LATENCY_US]'.
+    link_depth: loads on the link at once.
+    bounds: whether the report has its bounds, which cost time.
+  """
+
+  trace: str = 'bundled'
+  platform: str = 'rtx4090'
+  model_shape: str = ''
+  expert_mb: float = 0.0
+  layer_mb: float = 40.0
+  requests: int = 8
+  cache: float | int = 0.5
+  scheduler: str = 'runahead'
+  eviction: str = 'lfu_decayed'
+  prefetch: str = 'none'
+  compare: tuple[str, ...] = ()
+  first: int = 0
+  count: int = 0
+  skip: int = 32
+  tokens: int = 0
+  link: str = ''
+  link_depth: int = 4
+  bounds: bool = True
+
+  def __post_init__(self) -> None:
+    for name in ('first', 'count', 'skip', 'tokens'):
+      if getattr(self, name) < 0:
+        raise ValueError(f'{name} is {getattr(self, name)}; 0 is the least.')
+    if bool(self.model_shape) == bool(self.expert_mb):
+      raise ValueError(
+        f'model_shape is {self.model_shape!r} and expert_mb {self.expert_mb}; '
+        'give exactly one of them, to say how large an expert is.'
+      )
+    if not (0 <= self.expert_mb < math.inf and 0 <= self.layer_mb < math.inf):
+      raise ValueError(
+        f'expert_mb is {self.expert_mb} and layer_mb {self.layer_mb}; they '
+        'must be finite and not below 0.'
+      )
+    self.variants()
+    # Ranges of what an engine has are checked where an engine is described.
+    config_lib.EngineConfig(
+      cache=self.cache,
+      requests=self.requests,
+      link=self.link or 'device_put',
+      link_depth=self.link_depth,
+    )
+
+  def variants(self) -> list[tuple[str, str, str]]:
+    """Scheduler, eviction, prefetch of each run; ValueError if unknown."""
+    found = []
+    for item in self.compare or (self.scheduler,):
+      parts = [*item.split(':'), '', ''][: max(3, item.count(':') + 1)]
+      if len(parts) > 3:
+        raise ValueError(f'{item!r} has more than scheduler:eviction:prefetch.')
+      scheduler = parts[0]
+      eviction = parts[1] or self.eviction
+      prefetch = parts[2] or self.prefetch
+      config_lib.choose('scheduler', scheduler, config_lib.SCHEDULERS)
+      config_lib.check_eviction(eviction, self.trace)
+      config_lib.choose('prefetch', prefetch, _PREFETCHERS)
+      found.append((scheduler, eviction, prefetch))
+    return found
+
+
+class Run(NamedTuple):
+  """One variant's outcome."""
+
+  report: dict[str, Any]
+  log: list[events.Event]
+
+
+class Simulation:
+  """A trace on a machine, to be run with any scheduler.
+
+  Attributes:
+    config: the experiment.
+    trace: the routing.
+    costs: what things take.
+    expert_bytes: of one expert.
+    slots: size of the cache.
+  """
+
+  def __init__(self, config: Replay):
+    self.config = config
+    shape, form = None, ''
+    if config.model_shape:
+      shape, form = shapes.parse(config.model_shape)
+    self.trace = _routing(config, shape)
+    self._model = virtual.shape(self.trace)
+    self._platform = _linked(platforms.find(config.platform), config.link)
+    if shape is None:
+      self.expert_bytes = max(1, round(config.expert_mb * _MB))
+      layer, head = round(config.layer_mb * _MB), 0
+    else:
+      self.expert_bytes = shape.expert_bytes(form)
+      layer, head = shape.layer_bytes, shape.head_bytes
+    self.costs: costs_lib.Costs = self._platform.costs(
+      self.expert_bytes, layer, head
+    )
+    engine = config_lib.EngineConfig(cache=config.cache)
+    self.slots = config_lib.slots(engine, self._model)
+    self._requests = virtual.requests(
+      self.trace, config.first, config.count or config.requests, config.tokens
+    )
+
+  def engine(self, scheduler: str, eviction: str) -> engine_lib.Engine:
+    """An engine with a cold cache and all requests submitted."""
+    config = self.config
+    executor = virtual.VirtualExecutor(
+      virtual.Recorded(self.trace), self.costs, self.trace.layers
+    )
+    found = engine_lib.Engine(
+      self._model,
+      executor,
+      config_lib.SCHEDULERS[scheduler],
+      self._eviction(eviction),
+      rows=config.requests,
+      slots=self.slots,
+      link_depth=config.link_depth,
+    )
+    for request in self._requests:
+      found.submit(request)
+    return found
+
+  def run(self, scheduler: str, eviction: str, prefetch: str = 'none') -> Run:
+    """One variant from a cold cache."""
+    config_lib.choose('prefetch', prefetch, _PREFETCHERS)
+    engine = self.engine(scheduler, eviction)
+    while engine.busy:
+      engine.step()
+    facts = self._facts(scheduler, eviction, prefetch)
+    report = report_lib.make(engine.log, facts, bounds=self.config.bounds)
+    return Run(report, engine.log)
+
+  def _eviction(self, name: str) -> eviction_lib.Eviction:
+    if name != 'static':
+      return config_lib.EVICTIONS[name]
+    # Its own routing would tell the future.
+    start, stop = self.config.first, self.config.first + len(self._requests)
+    keep = [*range(start), *range(stop, len(self.trace.lengths))]
+    if not keep:
+      raise ValueError(
+        "eviction 'static' needs requests of the trace beside the "
+        f'{len(self._requests)} that decode; there are no more.'
+      )
+    other = dataclasses.replace(
+      self.trace,
+      experts=self.trace.experts[keep],
+      lengths=self.trace.lengths[keep],
+    )
+    return eviction_lib.Static(popularity=other.popularity())
+
+  def _facts(
+    self, scheduler: str, eviction: str, prefetch: str
+  ) -> report_lib.Facts:
+    config = dataclasses.replace(
+      self.config, scheduler=scheduler, eviction=eviction, prefetch=prefetch
+    )
+    platform, trace = self._platform, self.trace
+    kind = 'synthetic' if trace.meta.get('synthetic') else 'recorded'
+    return report_lib.Facts(
+      config=dataclasses.asdict(config) | {'command': run.command()},
+      versions=run.versions(),
+      device=f'simulated {platform.name}: {platform.source}',
+      link=config.link or f'simulated: {platform.link} bytes and GB/s',
+      rows=config.requests,
+      layers=trace.layers,
+      experts=trace.num_experts,
+      top_k=self._model.top_k,
+      slots=self.slots,
+      block_bytes=self.expert_bytes,
+      cache_bytes=self.slots * self.expert_bytes,
+      eviction=self._eviction(eviction),
+      warmup=config.skip,
+      remark=f'simulated on {platform.name} with {kind} routing: no device ran',
+    )
+
+
+def main(config: Replay, say: Callable[[str], None]) -> list[Run]:
+  """Every variant of an experiment; `say` hears what runs."""
+  found = []
+  simulation = Simulation(config)
+  for variant in config.variants():
+    say(' / '.join(variant))
+    found.append(simulation.run(*variant))
+  return found
+
+
+def _routing(config: Replay, shape: shapes.Shape | None) -> trace_lib.Trace:
+  name, _, exponent = config.trace.partition(':')
+  if name != 'zipf':
+    return trace_lib.load(config.trace)
+  if shape is None:
+    raise ValueError(
+      'trace zipf has the layers and experts of a model: give model_shape.'
+    )
+  try:
+    power = float(exponent or 0.8)
+  except ValueError:
+    power = -1.0
+  return synthetic.zipf(
+    layers=shape.layers,
+    experts=shape.experts,
+    top_k=shape.top_k,
+    requests=config.first + (config.count or config.requests),
+    tokens=config.tokens or 96,
+    exponent=power,
+  )
+
+
+def _linked(platform: platforms.Platform, link: str) -> platforms.Platform:
+  """The platform with the link that is asked for instead of its own."""
+  kind, rate, latency = config_lib.parse_link(link or 'device_put')
+  if kind != 'throttled':
+    return platform
+  return dataclasses.replace(platform, link=((1, rate),), latency_us=latency)

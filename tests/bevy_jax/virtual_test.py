@@ -1,0 +1,364 @@
+"""The simulator's executor, with costs that are added up by hand.
+
+Each test was seen to fail with the code broken on purpose: host work of each
+kind that does not move the clock, a link or a device that does two things at
+once, latency that is not hidden behind the load before, a link that waits for
+demand on its way or never lets it overtake, a clock that moves when looked
+at, a wait that goes too far, answers in another order.
+"""
+
+import json
+import pathlib
+import random
+from typing import Any
+
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from bevy_jax import config as config_lib
+from bevy_jax import costs as costs_lib
+from bevy_jax import engine, events, protocols, replay, synthetic, virtual
+from bevy_jax import request as request_lib
+from bevy_jax import trace as trace_lib
+from bevy_jax.layers import config as model_config
+
+_GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
+_HAND = json.loads((_GOLDEN / 'hand_schedule.json').read_text('utf-8'))
+
+
+class _Chain:
+  """The golden's routing: token t is followed by t + 1; `who` is the first."""
+
+  def choices(self, who: int, position: int, layer: int) -> tuple[int, ...]:
+    return tuple(_HAND['routing'][who + position][layer])
+
+  def token(self, who: int, position: int) -> int:
+    return who + position + 1
+
+  def prompt(self, token: int, position: int, layer: int) -> tuple[int, ...]:
+    return tuple(_HAND['routing'][token][layer])
+
+
+def _model(layers: int, experts: int, top_k: int) -> model_config.ModelConfig:
+  return model_config.tiny(
+    num_layers=layers,
+    num_experts=experts,
+    top_k=top_k,
+    moe_layers=(True,) * layers,
+  )
+
+
+def _run(
+  executor: protocols.Executor,
+  model: model_config.ModelConfig,
+  requests: list[request_lib.Request],
+  *,
+  scheduler: str = 'lockstep',
+  eviction: str = 'lru',
+  rows: int = 2,
+  slots: int = 4,
+  link_depth: int = 4,
+) -> list[events.Event]:
+  found = engine.Engine(
+    model,
+    executor,
+    config_lib.SCHEDULERS[scheduler],
+    config_lib.EVICTIONS[eviction],
+    rows=rows,
+    slots=slots,
+    link_depth=link_depth,
+  )
+  for request in requests:
+    found.submit(request)
+  while found.busy:
+    found.step()
+  return found.log
+
+
+def _schedule(log: list[events.Event]) -> tuple[list[Any], list[Any]]:
+  """What happened in the golden's form, and when."""
+  what: list[Any] = []
+  when: list[list[int]] = []
+  open_: dict[tuple[str, int], list[int]] = {}
+  for e in log:
+    if isinstance(e, events.LoadIssued):
+      what.append(['load', e.key])
+      when.append(open_.setdefault(('load', e.key), [e.time]))
+    elif isinstance(e, events.LoadLanded):
+      open_.pop(('load', e.key)).extend((e.began, e.time))
+    elif isinstance(e, events.Evicted):
+      what.append(['evict', e.key])
+      when.append([e.time])
+    elif isinstance(e, events.LaunchBegun):
+      what.append([e.kind, list(e.requests), list(e.experts)])
+      when.append(open_.setdefault(('launch', e.launch), [e.time]))
+    elif isinstance(e, events.LaunchEnded):
+      open_.pop(('launch', e.launch)).extend((e.began, e.time))
+  return what, when
+
+
+class HandTest(absltest.TestCase):
+  def test_schedule_and_times_computed_by_hand(self):
+    asked = [
+      request_lib.Request(
+        number=i,
+        prompt=tuple(r['prompt']),
+        new_tokens=r['new_tokens'],
+        sampling=request_lib.SamplingParams(seed=r['prompt'][0]),
+      )
+      for i, r in enumerate(_HAND['requests'])
+    ]
+    executor = virtual.VirtualExecutor(
+      _Chain(), costs_lib.Costs(**_HAND['costs']), layers=2
+    )
+    log = _run(executor, _model(2, 4, 2), asked, slots=_HAND['slots'])
+    what, when = _schedule(log)
+    self.assertEqual(what, _HAND['schedule'])
+    self.assertEqual(when, _HAND['times'])
+    texts = [
+      [e.token for e in log if isinstance(e, events.Token) and e.request == i]
+      for i in range(len(asked))
+    ]
+    self.assertEqual(texts, [r['text'] for r in _HAND['requests']])
+
+
+def _executor(**costs: int) -> virtual.VirtualExecutor:
+  return virtual.VirtualExecutor(
+    _Chain(), costs_lib.Costs(**costs), layers=2, priority=True
+  )
+
+
+def _landings(executor: virtual.VirtualExecutor) -> list[tuple[int, int]]:
+  found = []
+  while True:
+    found += [(e.key, e.time) for e in executor.poll()]
+    try:
+      executor.wait()
+    except AssertionError:
+      return found
+
+
+class LinkTest(absltest.TestCase):
+  def test_latency_hides_behind_the_load_before(self):
+    executor = _executor(latency=5, load=10, host_load=1)
+    executor.load(0, 0)  # at 1: 6..16
+    executor.load(1, 1)  # at 2: 16..26
+    self.assertEqual(executor.now(), 2)
+    self.assertEqual(_landings(executor), [(0, 16), (1, 26)])
+    executor.load(2, 2)  # at 27: 32..42
+    self.assertEqual(_landings(executor), [(2, 42)])
+
+  def test_demand_overtakes_what_the_link_has_not_begun(self):
+    executor = _executor(load=10, host_load=1)
+    executor.load(0, 0, demand=False)  # at 1: it is begun at once
+    executor.load(1, 1, demand=False)
+    executor.load(2, 2)
+    executor.load(3, 3)
+    self.assertEqual(_landings(executor), [(0, 11), (2, 21), (3, 31), (1, 41)])
+
+  def test_without_priority_nothing_overtakes(self):
+    executor = virtual.VirtualExecutor(
+      _Chain(), costs_lib.Costs(load=10), layers=2
+    )
+    for key in range(3):
+      executor.load(key, key, demand=key == 2)
+    self.assertEqual(_landings(executor), [(0, 10), (1, 20), (2, 30)])
+
+  def test_an_idle_link_does_not_wait_for_demand_on_its_way(self):
+    executor = _executor(latency=5, load=10, host_launch=3)
+    executor.load(0, 0, demand=False)  # 5..15
+    executor.launch(0, protocols.Batch('prefill', -1, chunk=_chunk(1)))
+    executor.load(1, 1)  # Not before 3 + 5.
+    self.assertEqual([k for k, _ in _landings_only(executor)], [0, 1])
+
+
+def _chunk(tokens: int) -> protocols.Chunk:
+  return protocols.Chunk([0], [[0] * tokens], [0])
+
+
+def _landings_only(
+  executor: virtual.VirtualExecutor,
+) -> list[tuple[int, int]]:
+  found = []
+  while len(found) < 2:
+    executor.wait()
+    found += [
+      (e.key, e.time)
+      for e in executor.poll()
+      if isinstance(e, protocols.Landed)
+    ]
+  return found
+
+
+class DeviceTest(absltest.TestCase):
+  def test_the_host_works_while_link_and_device_go_on(self):
+    executor = _executor(
+      load=10, launch=30, host_launch=7, host_load=1, host_answer=2
+    )
+    executor.load(0, 0)  # 1..11
+    entry = protocols.Entry(0, 0, 0, request_lib.SamplingParams())
+    executor.launch(0, protocols.Batch('enter', -1, entries=[entry]))
+    self.assertEqual(executor.now(), 8)  # The device: 8..38.
+    for key in range(1, 5):
+      executor.load(key, key)
+    # The link: 11..51 without a pause; the host has come to 12.
+    self.assertEqual([e.key for e in executor.poll()], [0])
+    executor.wait()
+    self.assertEqual(executor.now(), 21)
+    executor.wait()
+    found = []
+    while len(found) < 5:
+      executor.wait()
+      found += [(type(e).__name__, e.time) for e in executor.poll()]
+    self.assertEqual(
+      found,
+      [
+        ('Landed', 21),
+        ('Landed', 31),
+        ('Ended', 38),
+        ('Landed', 41),
+        ('Landed', 51),
+      ],
+    )
+    self.assertEqual(executor.now(), 51)
+
+  def test_prefill_by_hand(self):
+    executor = _executor(launch=2, shared=3, expert=4, prompt=5, host_launch=1)
+    executor.launch(0, protocols.Batch('prefill', -1, chunk=_chunk(3)))
+    wave = protocols.Batch(
+      'prefill', 0, slots=[[0, 1]] * 3, distinct=[0, 1], finish=False
+    )
+    executor.launch(1, wave)
+    executor.launch(2, wave._replace(finish=True))
+    executor.wait()
+    ends = []
+    while len(ends) < 3:
+      ends += executor.poll()
+      if len(ends) < 3:
+        executor.wait()
+    # 1 + 2 + 3 + 3 * 5; 2 + 2 * 4 + 15 for a wave; 3 more to go on.
+    self.assertEqual([e.time for e in ends], [21, 46, 74])
+    self.assertEqual([e.began for e in ends], [1, 21, 46])
+    self.assertEqual(ends[0].choices[:3], [(0, 1)] * 3)
+    self.assertLen(ends[0].choices, executor.chunk)
+    self.assertEqual(ends[1].choices, ())
+
+  def test_the_clock_moves_forward_alone(self):
+    executor = virtual.VirtualExecutor(
+      synthetic.Hash(6, 2, 3), costs_lib.Costs(load=9, launch=5), layers=3
+    )
+    seen = []
+    kept = executor.now
+
+    def now() -> int:
+      seen.append(kept())
+      return seen[-1]
+
+    executor.now = now  # type: ignore[method-assign]
+    requests = [
+      request_lib.Request(number=i, prompt=(1, 2, 3), new_tokens=4)
+      for i in range(5)
+    ]
+    _run(executor, _model(3, 6, 2), requests, scheduler='runahead', slots=7)
+    self.assertEqual(seen, sorted(seen))
+    self.assertGreater(len(set(seen)), 50)
+    before = kept()
+    self.assertEqual([kept() for _ in range(100)], [before] * 100)
+
+  def test_nothing_in_flight_is_a_deadlock(self):
+    executor = _executor()
+    with self.assertRaisesRegex(AssertionError, 'nothing is in flight'):
+      executor.wait()
+    executor.load(0, 0)
+    executor.close()
+    with self.assertRaisesRegex(AssertionError, 'nothing is in flight'):
+      executor.wait()
+
+
+class RecordedTest(parameterized.TestCase):
+  def test_the_bundled_trace(self):
+    trace = trace_lib.load('bundled')
+    self.assertEqual(trace.experts.shape, (16, 96, 24, 4))
+    self.assertEqual(trace.num_experts, 32)
+    self.assertEqual(trace.meta['licence'], 'Apache-2.0')
+    self.assertIn('LICENSE.gptoss20b', [
+      p.name for p in trace_lib.BUNDLED.parent.iterdir()
+    ])  # fmt: skip
+
+  def test_every_token_of_a_request_is_replayed(self):
+    trace = trace_lib.load('bundled')
+    requests = virtual.requests(trace, 3, 5, 6)
+    executor = virtual.VirtualExecutor(
+      virtual.Recorded(trace), costs_lib.Costs(load=3, launch=1), trace.layers
+    )
+    log = _run(executor, virtual.shape(trace), requests, rows=2, slots=300)
+    routed = np.full((5, 6, 24, 4), -1)
+    for e in log:
+      if isinstance(e, events.Routed) and e.token < 6:
+        routed[e.request, e.token, e.layer] = e.experts
+    np.testing.assert_array_equal(routed, trace.experts[3:8, :6])
+
+  @parameterized.parameters(
+    ((-1, 2, 4), 'has requests 0 to 15'),
+    ((0, 0, 4), 'at least one'),
+    ((10, 7, 4), 'requests 10 to 16'),
+    ((0, 1, -1), '0 tokens'),
+  )
+  def test_refuses_what_is_not_there(self, asked, words):
+    with self.assertRaisesRegex(ValueError, words):
+      virtual.requests(trace_lib.load('bundled'), *asked)
+
+  def test_a_trace_knows_no_prompts(self):
+    trace = trace_lib.load('bundled')
+    executor = virtual.VirtualExecutor(
+      virtual.Recorded(trace), costs_lib.Costs(launch=1), trace.layers
+    )
+    long = [request_lib.Request(number=0, prompt=(0, 1), new_tokens=2)]
+    with self.assertRaisesRegex(ValueError, 'prompt of one token'):
+      _run(executor, virtual.shape(trace), long)
+
+  @parameterized.product(
+    eviction=('lru', 'lfu_decayed', 'reuse'),
+    world=((1, 0.1), (4, 0.25), (6, 0.01), (7, 0.5)),
+  )
+  def test_lockstep_loads_what_the_slot_table_alone_says(self, eviction, world):
+    """Any timing; at a cache of 0.01 a union goes in waves."""
+    rows, cache = world
+    trace = trace_lib.load('bundled')
+    slots = int(cache * 24 * 32)
+    rng = random.Random(f'{eviction}{world}')
+    costs = costs_lib.Costs(
+      **{
+        name: rng.choice((0, 1, 30, 1000))
+        for name in ('latency', 'load', 'launch', 'expert', 'row', 'host_load')
+      }
+    )
+    executor = virtual.VirtualExecutor(
+      virtual.Recorded(trace), costs, trace.layers
+    )
+    log = _run(
+      executor,
+      virtual.shape(trace),
+      virtual.requests(trace, 2, rows, 5),
+      eviction=eviction,
+      rows=rows,
+      slots=slots,
+      link_depth=rng.randint(1, 5),
+    )
+    loads = [0]
+    for e in log:
+      loads[-1] += isinstance(e, events.LoadIssued)
+      if isinstance(e, events.LaunchBegun) and e.kind == 'decode' and e.finish:
+        loads.append(0)
+    wanted = replay.misses(
+      trace,
+      range(2, 2 + rows),
+      range(5),
+      slots,
+      config_lib.EVICTIONS[eviction],
+    )
+    self.assertEqual(loads, [*wanted, 0])
+
+
+if __name__ == '__main__':
+  absltest.main()
