@@ -1,7 +1,7 @@
 """A recorded run lived through again, from its own times."""
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from bevy_jax import engine as engine_lib
 from bevy_jax import events, protocols
