@@ -111,7 +111,8 @@ class LLM:
     shape = loading.read_config(loading.locate(path))
     config_lib.slots(config, shape)
     dtype = config_lib.param_dtype(config)
-    return cls(loading.load(path, param_dtype=dtype), config)
+    model = loading.load(path, param_dtype=dtype, link=config.link)
+    return cls(model, config)
 
   def engine(
     self, scheduler: str = '', eviction: str = ''

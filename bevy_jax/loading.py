@@ -12,10 +12,17 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
+from bevy_jax import links
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import families, quant, tensors
 from bevy_jax.layers import params as params_lib
-from bevy_jax.offload import checkpoint, hf_checkpoint, host_store, pinned
+from bevy_jax.offload import (
+  checkpoint,
+  cuda,
+  hf_checkpoint,
+  host_store,
+  pinned,
+)
 
 _DEMO = 'demo'
 
@@ -40,7 +47,10 @@ class Loaded(NamedTuple):
 
 
 def load(
-  path: str | pathlib.Path, *, param_dtype: DTypeLike | None = None
+  path: str | pathlib.Path,
+  *,
+  param_dtype: DTypeLike | None = None,
+  link: str = 'auto',
 ) -> Loaded:
   """Loads 'demo', a Hugging Face directory or a converted one.
 
@@ -48,6 +58,8 @@ def load(
     path: which.
     param_dtype: dtype of the shared weights; as stored where not given.
       Experts always stay as they are stored, be it packed.
+    link: what will carry the experts, see `EngineConfig`; it decides who pins
+      their memory.
 
   Raises:
     ValueError: anything missing, broken, unsupported or too large, naming
@@ -66,8 +78,13 @@ def load(
       )
       for name, leaf in source.shared()
     }
+    pool = np.dtype(np.uint8) if form else leaves['embed'].dtype
     experts = host_store.HostStore.build(
-      source.count, source.shape, source.dtype, source.fill
+      source.count,
+      source.shape,
+      source.dtype,
+      source.fill,
+      memory=_memory(source, link, pool),
     )
   params = tensors.unflatten(config, leaves)
   return Loaded(config, params, experts, directory, form)
@@ -203,6 +220,19 @@ def _open(
     _check_native(reader, config)
     stack.pop_all()
     return reader
+
+
+def _memory(
+  source: HfSource | checkpoint.Reader, link: str, pool: np.dtype[Any]
+) -> pinned.Memory | None:
+  """Memory for a link's transfer into a pool; None for JAX's own."""
+  device = jax.local_devices()[0]
+  found = links.resolve(link, device, source.dtype, pool)
+  if found.transfer != 'cuda':
+    return None
+  return pinned.RegisteredMemory(
+    source.count, source.shape, source.dtype, cuda.Runtime(device)
+  )
 
 
 def _one_dtype(

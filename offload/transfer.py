@@ -7,32 +7,40 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from bevy_jax.offload import pinned
+
 # Loads that one slot write takes; fewer are padded by repeating the last.
 BATCHES = (1, 2, 4, 8)
 
 
 class Moved(NamedTuple):
-  """A block that has arrived on the device and awaits its slot.
+  """A load that has ended.
 
   Attributes:
     key: the expert.
     slot: where it goes.
-    block: device array with the expert's shape, in the stored type.
+    block: device array with the expert's shape, in the stored type, that
+      awaits its slot; None where it lies in its slot already.
+    fault: why it failed; empty where it did not.
   """
 
   key: int
   slot: int
-  block: jax.Array
+  block: jax.Array | None
+  fault: str = ''
 
 
 class Transfer(Protocol):
   """Moves blocks over the link, in order."""
 
   def begin(self, key: int, slot: int) -> None:
-    """Starts to move an expert; returns at once."""
+    """Starts to move an expert, at the latest with `flush`; never waits."""
+
+  def flush(self) -> None:
+    """No more loads begin for now: all of them are on their way."""
 
   def arrived(self) -> list[Moved]:
-    """What has arrived since the last call, in order; never waits."""
+    """What has ended since the last call, in order; never waits."""
 
   def due(self) -> int | None:
     """Nanoseconds at which the next may arrive: None unknown or none."""
@@ -40,32 +48,56 @@ class Transfer(Protocol):
   def pending(self) -> int:
     """Loads begun and not yet returned by `arrived`."""
 
+  def close(self) -> None:
+    """Forgets all loads, once none can write any more; safe to repeat."""
+
 
 class DevicePut:
   """`jax.device_put` from the pinned buffer: portable.
 
-  A CPU's device memory is host memory, and staging a block there would copy
-  it twice; so there the slot write itself is the copy.
+  Loads that begin together go in one call: each further one costs the host a
+  third of the first. A CPU's device memory is host memory, and staging a
+  block there would copy it twice; so there the slot write itself is the copy.
   """
 
-  def __init__(self, block: Callable[[int], jax.Array], device: jax.Device):
+  def __init__(self, block: Callable[[int], pinned.Block], device: jax.Device):
     self._block = block
     self._staged = device.platform != 'cpu'
     self._sharding = jax.sharding.SingleDeviceSharding(device)
+    self._asked: list[tuple[int, int]] = []
     self._moving: deque[Moved] = deque()
 
   def begin(self, key: int, slot: int) -> None:
     """See `Transfer`."""
-    block = self._block(key)
-    if self._staged:
-      block = jax.device_put(block, self._sharding)
-    self._moving.append(Moved(key, slot, block))
+    self._asked.append((key, slot))
+
+  def flush(self) -> None:
+    """See `Transfer`."""
+    if not self._asked:
+      return
+    asked, self._asked = self._asked, []
+    found = [self._block(key) for key, _ in asked]
+    # What JAX does not know as pinned it copies once more on the way.
+    blocks = [b.view if b.array is None else b.array for b in found]
+    moved = [Moved(key, slot, None) for key, slot in asked]
+    if self._staged or any(b.array is None for b in found):
+      try:
+        blocks = jax.device_put(blocks, self._sharding)
+      except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        self._moving.extend(_failed(m, error) for m in moved)
+        return
+    for m, block in zip(moved, blocks, strict=True):
+      self._moving.append(m._replace(block=block))
 
   def arrived(self) -> list[Moved]:
     """See `Transfer`."""
+    self.flush()
     out = []
-    while self._moving and is_ready(self._moving[0].block):
-      out.append(self._moving.popleft())
+    while self._moving:
+      block = self._moving[0].block
+      if block is not None and not is_ready(block):
+        break
+      out.append(_checked(self._moving.popleft()))
     return out
 
   def due(self) -> int | None:
@@ -74,7 +106,13 @@ class DevicePut:
 
   def pending(self) -> int:
     """See `Transfer`."""
-    return len(self._moving)
+    return len(self._asked) + len(self._moving)
+
+  def close(self) -> None:
+    """See `Transfer`."""
+    self._asked.clear()
+    while self._moving:
+      _checked(self._moving.popleft())
 
 
 class Throttled:
@@ -107,6 +145,10 @@ class Throttled:
     self._starts.append(self._clock() + self._latency)
     self._inner.begin(key, slot)
 
+  def flush(self) -> None:
+    """See `Transfer`."""
+    self._inner.flush()
+
   def arrived(self) -> list[Moved]:
     """See `Transfer`."""
     self._ready.extend(self._inner.arrived())
@@ -131,10 +173,34 @@ class Throttled:
     """See `Transfer`."""
     return len(self._starts)
 
+  def close(self) -> None:
+    """See `Transfer`."""
+    self._inner.close()
+    self._starts.clear()
+    self._ready.clear()
+    self._late = False
+
 
 def is_ready(array: Any) -> bool:
   """Whether an array has its value; never waits."""
   return bool(array.is_ready())  # The stubs of jax.Array do not know it.
+
+
+def _checked(moved: Moved) -> Moved:
+  """A block that is ready, or failed on its way; waits where it is neither."""
+  if moved.block is None:
+    return moved
+  try:
+    moved.block.block_until_ready()
+  except jax.errors.JaxRuntimeError as error:
+    return _failed(moved, error)
+  return moved
+
+
+def _failed(moved: Moved, error: Exception) -> Moved:
+  first = (str(error).splitlines() or [type(error).__name__])[0]
+  fault = f'expert {moved.key} cannot be copied to the device: {first}'
+  return moved._replace(block=None, fault=fault)
 
 
 def write_slots(
