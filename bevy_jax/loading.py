@@ -84,10 +84,32 @@ def load(
       source.shape,
       source.dtype,
       source.fill,
-      memory=_memory(source, link, pool),
+      memory=memory(link, source.count, source.shape, source.dtype, pool),
     )
   params = tensors.unflatten(config, leaves)
   return Loaded(config, params, experts, directory, form)
+
+
+def memory(
+  link: str,
+  count: int,
+  shape: tuple[int, ...],
+  stored: np.dtype[Any],
+  pool: np.dtype[Any],
+) -> pinned.Memory | None:
+  """Host memory for `count` blocks on a link; None for JAX's own.
+
+  Args:
+    link: see `EngineConfig`; ValueError where it cannot be.
+    count: how many blocks.
+    shape: of each.
+    stored: type of the blocks.
+    pool: type of the slots that they go to.
+  """
+  device = jax.local_devices()[0]
+  if links.resolve(link, device, stored, pool).transfer != 'cuda':
+    return None
+  return pinned.RegisteredMemory(count, shape, stored, cuda.Runtime(device))
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:
@@ -220,19 +242,6 @@ def _open(
     _check_native(reader, config)
     stack.pop_all()
     return reader
-
-
-def _memory(
-  source: HfSource | checkpoint.Reader, link: str, pool: np.dtype[Any]
-) -> pinned.Memory | None:
-  """Memory for a link's transfer into a pool; None for JAX's own."""
-  device = jax.local_devices()[0]
-  found = links.resolve(link, device, source.dtype, pool)
-  if found.transfer != 'cuda':
-    return None
-  return pinned.RegisteredMemory(
-    source.count, source.shape, source.dtype, cuda.Runtime(device)
-  )
 
 
 def _one_dtype(
