@@ -184,14 +184,14 @@ class Probe:
     ]
     self.executor.launch(-1, first)
     self._drain(1)
-    # The last layer's experts write nothing that a later token reads.
-    return self._mean(
-      [
-        protocols.Batch('prefill', layer, (), slots, range(distinct))
-        for layer in range(self._layers)
-        if steps.prefill_segments(self._model)[layer] is not None
-      ]
-    )
+    segments = steps.prefill_segments(self._model)
+    batches = [
+      protocols.Batch('prefill', layer, (), slots, range(distinct))
+      for layer in range(self._layers)
+      if segments[layer] is not None
+    ]
+    # Of the only layer's experts no later token reads what prompts write.
+    return self._mean(batches) if batches else 0.0
 
   def _mean(self, batches: list[protocols.Batch]) -> float:
     """Microseconds: mean of each batch's median over some turns."""
