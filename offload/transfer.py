@@ -77,7 +77,7 @@ class DevicePut:
       return
     asked, self._asked = self._asked, []
     found = [self._block(key) for key, _ in asked]
-    # What JAX does not know as pinned it copies once more on the way.
+    # Memory that is pinned, but not by JAX, goes as fast (H200, jax 0.11.2).
     blocks = [b.view if b.array is None else b.array for b in found]
     moved = [Moved(key, slot, None) for key, slot in asked]
     if self._staged or any(b.array is None for b in found):
