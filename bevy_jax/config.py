@@ -51,7 +51,9 @@ class EngineConfig:
       'transition:depth=2:confidence=0.3'; see `parse_prefetch`.
     trace: a routing trace whose most used experts `static` keeps, and that
       `transition` and `popularity` start from with `warm=true`.
-    link: 'device_put', or 'throttled:GB_PER_S[:LATENCY_US]'.
+    link: 'auto' is 'cuda' (direct copies) where it can be and 'device_put'
+      elsewhere; either by name; or 'throttled:GB_PER_S[:LATENCY_US]', which
+      makes a slower link of what 'auto' gives.
     link_depth: loads on the link at once.
     context: positions a row can hold; 0 for what the requests need.
     chunk: prompt tokens a row that one prefill launch takes.
@@ -73,7 +75,7 @@ class EngineConfig:
   eviction: str = 'lfu_decayed'
   prefetch: str = 'none'
   trace: str = ''
-  link: str = 'device_put'
+  link: str = 'auto'
   link_depth: int = 4
   context: int = 0
   chunk: int = 32
@@ -276,11 +278,11 @@ def warmed(
 def parse_link(link: str) -> tuple[str, float, float]:
   """A link's kind, bandwidth in GB/s (0 unbounded) and latency in us."""
   kind, *numbers = link.split(':')
-  choose('link', kind, ('device_put', 'throttled'))
-  form = "'device_put' or 'throttled:GB_PER_S[:LATENCY_US]'"
-  if kind == 'device_put' and numbers:
-    raise ValueError(f'link is {link!r}; device_put takes no numbers: {form}.')
-  if kind == 'device_put':
+  choose('link', kind, ('auto', 'cuda', 'device_put', 'throttled'))
+  form = "'auto', 'cuda', 'device_put' or 'throttled:GB_PER_S[:LATENCY_US]'"
+  if kind != 'throttled':
+    if numbers:
+      raise ValueError(f'link is {link!r}; {kind} takes no numbers: {form}.')
     return kind, 0.0, 0.0
   try:
     values = [float(n) for n in numbers]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevy_jax import config as config_lib
-from bevy_jax import control, prompt_steps, protocols, steps
+from bevy_jax import control, links, prompt_steps, protocols, steps
 from bevy_jax import programs as programs_lib
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
@@ -40,6 +40,7 @@ class DeviceExecutor:
     rows: R, request rows.
     slots: size of the pool.
     pool_bytes: its bytes, scales included.
+    link: what carries the loads.
   """
 
   def __init__(
@@ -89,8 +90,8 @@ class DeviceExecutor:
     )
     # Where the host block itself arrives, somebody must tell when it is read.
     self._told = self._device.platform == 'cpu'
-    self._link = config.link
-    self._transfer = self._make_transfer(self._link)
+    self.link = self._resolve(config.link)
+    self._transfer = self._make_transfer()
     self._running: deque[_Running] = deque()
     self._rings: dict[tuple[str, int], control.ControlRing] = {}
     self._warm_up()
@@ -107,6 +108,8 @@ class DeviceExecutor:
   def launch(self, number: int, batch: protocols.Batch) -> None:
     """See `Executor`."""
     assert len(self._running) < _RING, 'a control buffer would be in use'
+    # Behind the launch, device_put would wait for it.
+    self._transfer.flush()
     if batch.kind == 'enter':
       answer, rows = self._enter(batch.entries), len(batch.entries)
     elif batch.kind == 'decode':
@@ -125,7 +128,7 @@ class DeviceExecutor:
     moved = self._transfer.arrived()
     if moved:
       now = self.now()
-      self._write_slots([m for m in moved if not m.fault])
+      self._write_slots([m for m in moved if m.block is not None])
       for m in moved:
         failed = m.fault and protocols.Failed(now, m.key, m.fault)
         events.append(failed or protocols.Landed(now, m.key, m.read))
@@ -152,10 +155,10 @@ class DeviceExecutor:
     begins with a cold cache in host memory.
     """
     self.close()
-    self._transfer.close()
     self._store.clear()
-    self._link = link or self._link
-    self._transfer = self._make_transfer(self._link)
+    if link:
+      self.link = self._resolve(link)
+      self._transfer = self._make_transfer()
 
   def set_gates(self, depth: int) -> None:
     """Lets decode answers guess for so many MoE layers ahead; 0 for none.
@@ -168,10 +171,14 @@ class DeviceExecutor:
       self._warm_gates.add(depth)
       for batch in self._decode_padding():
         self.launch(-1, batch)
-        self.close()
+        self._idle()
 
   def close(self) -> None:
     """See `Executor`."""
+    self._idle()
+    self._transfer.close()
+
+  def _idle(self) -> None:
     while self._running:
       self._running.popleft().answer.block_until_ready()
     jax.block_until_ready(self._pool)
@@ -319,30 +326,32 @@ class DeviceExecutor:
       )
     return self._rings[kind, size]
 
-  def _make_transfer(self, link: str) -> staging.Staging:
-    return staging.Staging(self._store, self._make_link(link))
-
-  def _make_link(self, link: str) -> transfer_lib.Transfer:
-    kind, bandwidth, latency = config_lib.parse_link(link)
-    plain = transfer_lib.DevicePut(self._store.array, self._device)
-    if kind == 'device_put':
-      return plain
-    return transfer_lib.Throttled(
-      plain, self.now, self._store.block_bytes, bandwidth, latency
+  def _resolve(self, link: str) -> links.Link:
+    return links.resolve(
+      link, self._device, self._store.dtype, self._pool.dtype
     )
+
+  def _make_transfer(self) -> staging.Staging:
+    inner = links.make(
+      self.link, self._store, self._pool, self._device, self.now
+    )
+    return staging.Staging(self._store, inner)
 
   def _warm_up(self) -> None:
     """Compiles every program by running it on padding alone."""
     for batch in self._padding():
       self.launch(-1, batch)
-      self.close()
+      self._idle()
+    # Direct copies write no slots; who leaves them for device_put compiles.
+    if self.link.transfer == 'cuda':
+      return
     # Any block does, and those of the store may still be on disk.
     memory = pinned.JaxMemory(
       self._store.shape, self._store.dtype, self._device
     )
     block = memory.block()
     block.view[...] = 0
-    transfer = transfer_lib.DevicePut(lambda key: block.array, self._device)
+    transfer = transfer_lib.DevicePut(lambda key: block, self._device)
     for size in transfer_lib.BATCHES:
       for _ in range(size):
         transfer.begin(0, 0)
@@ -350,7 +359,7 @@ class DeviceExecutor:
       while len(moved) < size:
         moved += transfer.arrived()
       self._write_slots(moved)
-    self.close()
+    self._idle()
 
   def _padding(self) -> Iterator[protocols.Batch]:
     programs, model = self._programs, self._model
@@ -378,6 +387,15 @@ class DeviceExecutor:
         yield protocols.Batch('decode', layer, rows=away)
       if self._room < steps.distinct_limit(model, rows):
         yield protocols.Batch('decode', 0, rows=away, finish=False)
+
+
+def _landed(now: int, moved: transfer_lib.Moved) -> protocols.Landed:
+  if moved.fault:
+    raise RuntimeError(
+      f'the load of expert {moved.key} into slot {moved.slot} failed: '
+      f'{moved.fault}'
+    )
+  return protocols.Landed(now, moved.key)
 
 
 def _empty_state(

@@ -13,11 +13,13 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from bevy_jax import config as engine_config
+from bevy_jax import links
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import families, quant, tensors
 from bevy_jax.layers import params as params_lib
 from bevy_jax.offload import (
   checkpoint,
+  cuda,
   disk,
   disk_store,
   hf_checkpoint,
@@ -60,7 +62,8 @@ def load(
     path: which.
     param_dtype: dtype of the shared weights; as stored where not given.
       Experts always stay as they are stored, be it packed.
-    engine: what its budgets allow; all experts in host memory where not given.
+    engine: what its budgets allow, and whose link carries the experts, which
+      decides who pins their memory; all of them in host memory where not given.
 
   Raises:
     ValueError: anything missing, broken, unsupported or too large, naming
@@ -83,7 +86,10 @@ def load(
       )
       for name, leaf in source.shared()
     }
-    experts = _experts(source, config, blocks, engine)
+    kind = np.dtype(np.uint8) if form else leaves['embed'].dtype
+    link = engine.link if engine else 'auto'
+    pins = memory(link, blocks, source.shape, source.dtype, kind)
+    experts = _experts(source, config, blocks, engine, pins)
   params = tensors.unflatten(config, leaves)
   return Loaded(config, params, experts, directory, form)
 
@@ -122,11 +128,12 @@ def _experts(
   config: config_lib.ModelConfig,
   blocks: int,
   engine: engine_config.EngineConfig | None,
+  pins: pinned.Memory | None,
 ) -> store.Store:
   """All of them in host memory, or a cache of those on disk."""
   if engine is None or isinstance(source, HfSource) or blocks == source.count:
     return host_store.HostStore.build(
-      source.count, source.shape, source.dtype, source.fill
+      source.count, source.shape, source.dtype, source.fill, memory=pins
     )
   file = disk.BlockFile(
     source.directory / checkpoint.BLOCKS,
@@ -141,7 +148,30 @@ def _experts(
     layers=len(config.moe_ids),
     blocks=blocks,
     policy=engine_config.HOST_EVICTIONS[engine.host_eviction],
+    memory=pins,
   )
+
+
+def memory(
+  link: str,
+  count: int,
+  shape: tuple[int, ...],
+  stored: np.dtype[Any],
+  pool: np.dtype[Any],
+) -> pinned.Memory | None:
+  """Host memory for `count` blocks on a link; None for JAX's own.
+
+  Args:
+    link: see `EngineConfig`; ValueError where it cannot be.
+    count: how many blocks.
+    shape: of each.
+    stored: type of the blocks.
+    pool: type of the slots that they go to.
+  """
+  device = jax.local_devices()[0]
+  if links.resolve(link, device, stored, pool).transfer != 'cuda':
+    return None
+  return pinned.RegisteredMemory(count, shape, stored, cuda.Runtime(device))
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:

@@ -28,7 +28,7 @@ TEMPERATURE = flags.DEFINE_float('temperature', None, '0 is greedy.')
 TOP_P = flags.DEFINE_float('top_p', None, 'Probability mass to keep.')
 SEED = flags.DEFINE_integer('seed', None, 'Request n draws with seed + n.')
 LINK = flags.DEFINE_string(
-  'link', None, 'device_put, throttled:GB_PER_S[:LATENCY_US] or balanced:SHARE'
+  'link', None, 'auto, cuda, device_put, throttled:GB_PER_S or balanced:SHARE.'
 )
 COMPARE = flags.DEFINE_list(
   'compare', None, 'scheduler[:eviction[:prefetch]] ... to compare.'

@@ -1,78 +1,224 @@
-"""Published times of one model's layers, fitted: what a platform's cost is."""
+"""What launches of a model take, and what the host does for them."""
 
-import csv
-import pathlib
+import statistics
+import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from bevy_jax import shapes
+from bevy_jax import config as config_lib
+from bevy_jax import device, engine, events, figures, loading, protocols, steps
+from bevy_jax import request as request_lib
+from bevy_jax import window as window_lib
 
-_MODEL = 'qwen3-30b-a3b'
-_MOST = 64  # Rows of the largest decode launch that is fitted.
-_TWICE = ('layernorm',)  # Parts that a layer has two of.
-_PARTS = (*_TWICE, 'qkv_proj', 'qk_norm', 'rotary_emb', 'o_proj')
+_LEAST, _SPEND = 3, 0.03  # Turns of each entry at least, seconds at most.
 
 
-class Fit(NamedTuple):
-  """Constants in us, and what they leave unexplained.
+class Launch(NamedTuple):
+  """A decode launch: mean over the layers of each layer's median time."""
+
+  rows: int
+  distinct: int
+  us: float
+
+
+class Host(NamedTuple):
+  """Host time of a run, in microseconds.
 
   Attributes:
-    memory_gb_per_s: at which experts are read.
-    launch_us: a layer without its shared weights and experts.
-    row_us: one more row.
-    prefill_us: one more prompt token.
-    mean_error: mean of |fitted / measured - 1| over the fitted launches.
-    worst_error: the largest of them.
+    launch: to decide on a launch and begin it.
+    answer: to see that it has ended and what that means.
+    load: of a load, slot write and choice of a victim included.
+    loads: loads a launch that these were measured with.
   """
 
-  memory_gb_per_s: float
-  launch_us: float
-  row_us: float
-  prefill_us: float
-  mean_error: float
-  worst_error: float
+  launch: float
+  answer: float
+  load: float
+  loads: float
 
 
-def fit(folder: pathlib.Path) -> Fit:
-  """Least squares of relative errors over launches of at most 64 rows."""
-  shape = shapes.SHAPES[_MODEL]
-  dense = _dense(folder / 'dense.csv')
-  samples = [
-    (int(r['tokens']), int(r['activated_experts']), float(r['time_us']))
-    for r in _rows(folder / 'moe.csv')
-  ]
-  few = [(n, m, us + dense[n]) for n, m, us in samples if n <= _MOST]
-  terms = np.array([[1.0, m, n] for n, m, _ in few])
-  wanted = np.array([us for _, _, us in few])
-  scaled = terms / wanted[:, None]
-  base, expert, row = np.linalg.lstsq(scaled, np.ones(len(few)), rcond=None)[0]
-  errors = np.abs(terms @ (base, expert, row) / wanted - 1)
-  memory = shape.expert_bytes() / expert * 1e-3
-  full = [(n, us + dense[n]) for n, m, us in samples if m == shape.experts]
-  full = [(n, us) for n, us in full if n >= 256 and n in dense]
-  (n0, t0), (n1, t1) = full[0], full[-1]
-  return Fit(
-    memory_gb_per_s=float(memory),
-    launch_us=float(base - shape.layer_bytes / memory * 1e-3),
-    row_us=float(row),
-    prefill_us=(t1 - t0) / (n1 - n0),
-    mean_error=float(errors.mean()),
-    worst_error=float(errors.max()),
-  )
+class _Watched:
+  """An executor with a watch on the polls in which loads land."""
+
+  def __init__(self, executor: device.DeviceExecutor):
+    self._executor, self._spent = executor, list[float]()
+    self.chunk, self.now = executor.chunk, executor.now
+    self.load, self.launch = executor.load, executor.launch
+    self.wait, self.close = executor.wait, executor.close
+
+  def poll(self) -> list[protocols.Landed | protocols.Ended]:
+    """See `Executor`."""
+    begun = self.now()
+    found = self._executor.poll()
+    landed = sum(isinstance(e, protocols.Landed) for e in found)
+    if landed == len(found) > 0:
+      self._spent += [(self.now() - begun) / landed] * landed
+    return found
+
+  def landing_us(self) -> float:
+    """Mean host time of a load in polls that saw nothing else."""
+    return statistics.mean(self._spent or [0.0]) * 1e-3
 
 
-def _dense(path: pathlib.Path) -> dict[int, float]:
-  """Time of a layer's other parts by tokens; attention itself is missing."""
-  found: dict[int, float] = {}
-  for row in _rows(path):
-    if row['layer'] in _PARTS:
-      times = 2 if row['layer'] in _TWICE else 1
-      tokens = int(row['tokens'])
-      found[tokens] = found.get(tokens, 0.0) + times * float(row['time_us'])
-  return found
+class Probe:
+  """A model on a device whose launches are timed one by one.
 
+  A time is that from the end of the call which begins a launch until its end
+  is seen: with the host's part before it, what a round trip takes.
+  """
 
-def _rows(path: pathlib.Path) -> list[dict[str, str]]:
-  with open(path, encoding='utf-8', newline='') as file:
-    return list(csv.DictReader(file))
+  def __init__(self, model: loading.Loaded, config: config_lib.EngineConfig):
+    self.config, self._model = config, model.config
+    self._context = config.context or min(model.config.context, 256)
+    self._layers = len(model.config.moe_ids)
+    self.executor = device.DeviceExecutor(
+      model.config,
+      model.params,
+      model.experts,
+      config,
+      self._context,
+      model.format,
+    )
+    self._slots = min(self.executor.slots, model.config.num_experts)
+    for slot in range(self._slots):
+      self.executor.load(slot, slot)
+      self._drain(1)
+
+  def table(self) -> list[Launch]:
+    """Decode launches by rows and distinct experts, one layer each."""
+    return [
+      Launch(rows, distinct, self._decode(rows, distinct))
+      for rows in self._powers(self.config.requests)
+      for distinct in self._counts(rows)
+    ]
+
+  def prefill_us(self) -> float:
+    """Device time of one more prompt token in a layer."""
+    one = self._prefill(1)
+    if self.config.requests == 1:
+      return one / self.config.chunk
+    more = self._prefill(self.config.requests)
+    tokens = (self.config.requests - 1) * self.config.chunk
+    return max(0.0, more - one) / tokens
+
+  def host(self, new_tokens: int) -> Host:
+    """What the host does in a run with random prompts, from a cold cache."""
+    config, model = self.config, self._model
+    watched = _Watched(self.executor)
+    run = engine.Engine(
+      model,
+      watched,
+      config_lib.SCHEDULERS[config.scheduler],
+      config_lib.make_eviction(
+        config.eviction, config.trace, self._layers, model.num_experts
+      ),
+      rows=config.requests,
+      slots=self.executor.slots,
+      link_depth=config.link_depth,
+    )
+    rng = np.random.default_rng(0)
+    for number in range(config.requests):
+      prompt = tuple(rng.integers(0, model.vocab_size, 8).tolist())
+      run.submit(
+        request_lib.Request(
+          number=number, prompt=prompt, new_tokens=new_tokens, eos_ids=()
+        )
+      )
+    while run.busy:
+      run.step()
+    self.executor.close()
+    window = window_lib.find(run.log, config.requests, min(4, new_tokens - 1))
+    found = figures.launches(run.log, window)
+    us, launches = found['host_us'], found['launches']
+    issued = sum(
+      isinstance(e, events.LoadIssued) for e in window.inside(run.log)
+    )
+    loads, write = issued / launches, watched.landing_us()
+    return Host(
+      launch=us['schedule'] + us['launch'],
+      answer=max(0.0, us['poll'] - loads * write),
+      load=(us['load'] / loads if loads else 0.0) + write,
+      loads=loads,
+    )
+
+  def _decode(self, rows: int, distinct: int) -> float:
+    k = self._model.top_k
+    batches = []
+    for layer in range(self._layers):
+      slots = [
+        [
+          (row * k + choice) % distinct if choice < distinct else -1
+          for choice in range(k)
+        ]
+        for row in range(rows)
+      ]
+      used = sorted({s for line in slots for s in line if s >= 0})
+      assert len(used) == distinct, 'the rows cannot use so many'
+      batches.append(protocols.Batch('decode', layer, range(rows), slots, used))
+    self._enter(rows)
+    return self._mean(batches)
+
+  def _enter(self, rows: int) -> None:
+    """Rows in the middle of their context, so that attention has work."""
+    nobody = request_lib.SamplingParams()
+    entries = [
+      protocols.Entry(row, row, self._context // 2, nobody)
+      for row in range(rows)
+    ]
+    self.executor.launch(-1, protocols.Batch('enter', -1, entries=entries))
+    self._drain(1)
+
+  def _prefill(self, rows: int) -> float:
+    chunk, k = self.config.chunk, self._model.top_k
+    tokens = [[t % self._model.vocab_size for t in range(chunk)]] * rows
+    first = protocols.Batch(
+      'prefill',
+      -1,
+      chunk=protocols.Chunk(range(rows), tokens, [0] * rows),
+    )
+    distinct = min(self._slots, rows * chunk * k)
+    slots = [
+      [(t * k + c) % distinct for c in range(k)] for t in range(rows * chunk)
+    ]
+    self.executor.launch(-1, first)
+    self._drain(1)
+    segments = steps.prefill_segments(self._model)
+    batches = [
+      protocols.Batch('prefill', layer, (), slots, range(distinct))
+      for layer in range(self._layers)
+      if segments[layer] is not None
+    ]
+    # Of the only layer's experts no later token reads what prompts write.
+    return self._mean(batches) if batches else 0.0
+
+  def _mean(self, batches: list[protocols.Batch]) -> float:
+    """Microseconds: mean of each batch's median over some turns."""
+    spent: list[list[int]] = [[] for _ in batches]
+    begun, turns = time.perf_counter(), 0
+    while turns < _LEAST or time.perf_counter() - begun < _SPEND:
+      for batch, times in zip(batches, spent, strict=True):
+        self.executor.launch(-1, batch)
+        start = self.executor.now()
+        times.append(self._drain(1) - start)
+      turns += 1
+    return statistics.mean(statistics.median(t) for t in spent) * 1e-3
+
+  def _drain(self, count: int) -> int:
+    """Waits for so many things to happen; when the last of them was seen."""
+    seen, last = 0, 0
+    while seen < count:
+      self.executor.wait()
+      for event in self.executor.poll():
+        seen, last = seen + 1, event.time
+    return last
+
+  def _counts(self, rows: int) -> list[int]:
+    """Numbers of distinct experts that so many rows may use."""
+    k = self._model.top_k
+    most = min(rows * k, self._slots)
+    return sorted({min(n, most) for n in (1, k, 2 * k, 4 * k, most)})
+
+  def _powers(self, rows: int) -> Iterable[int]:
+    return sorted({*(2**i for i in range(rows.bit_length())), rows})

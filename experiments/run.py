@@ -49,7 +49,7 @@ class Bench:
     config: the experiment.
     llm: the model.
     requests: what is asked of every run.
-    link: what the device's link is set to.
+    link: what carries the loads to the device.
   """
 
   def __init__(self, config: configs.Decode, say: Callable[[str], None]):
@@ -74,8 +74,8 @@ class Bench:
 
   @property
   def link(self) -> str:
-    """What the device's link is set to."""
-    return self.llm.config.link
+    """What carries the loads to the device."""
+    return self.llm.executor.link.words
 
   @property
   def exact(self) -> bool:
@@ -181,7 +181,7 @@ class Bench:
       config=config | {'command': command(), 'experts': stored},
       versions=versions(),
       device=f'{device.platform}: {device.device_kind}, {_host()}',
-      link=llm.config.link,
+      link=llm.executor.link.words,
       rows=engine.requests,
       layers=len(model.config.moe_ids),
       experts=model.config.num_experts,

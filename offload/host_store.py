@@ -10,7 +10,9 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from bevy_jax.offload import pinned, store
+from bevy_jax.offload import cuda, pinned, store
+
+_NO_MORE = (MemoryError, jax.errors.JaxRuntimeError, cuda.Error)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +141,7 @@ def pin(
     try:
       blocks.append(memory.block())
       fill(key, blocks[-1].view)
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+    except _NO_MORE as error:
       raise _cannot_pin(error, key, count, nbytes) from error
   return blocks
 
@@ -195,9 +197,15 @@ def _cannot_pin(
 ) -> ValueError:
   first = (str(error).splitlines() or [type(error).__name__])[0]
   gigabytes = math.ceil(count * nbytes / 2**30) + 1
+  if isinstance(error, cuda.Error):
+    advice = 'Raise the limit on locked memory (ulimit -l)'
+  else:
+    advice = (
+      f'Set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB={gigabytes} before starting '
+      '(JAX pins 64 GiB at most by default)'
+    )
   return ValueError(
     f'Pinning host memory failed after {done * nbytes:,} bytes ({done} of '
-    f'{count} experts, {count * nbytes:,} bytes in all): {first}. Set '
-    f'XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB={gigabytes} before starting (JAX '
-    'pins 64 GiB at most by default), free memory, or use a smaller model.'
+    f'{count} experts, {count * nbytes:,} bytes in all): {first}. {advice}, '
+    'free memory, or use a smaller model.'
   )

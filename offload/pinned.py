@@ -1,13 +1,20 @@
 """Pinned host memory in equal blocks that may be rewritten in place."""
 
+import contextlib
 import ctypes
 import math
+import mmap
+import weakref
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
+from bevy_jax.offload import cuda
+
 _KIND = 'pinned_host'
+_PIECE = 2**26  # bytes pinned at once; larger ones made no difference
+_HUGE = 2**21  # bytes of a huge page
 PAGE = 4096  # bytes; blocks begin at multiples of it wherever that is ours
 
 
@@ -39,7 +46,8 @@ class Memory(Protocol):
     """A fresh block, contents arbitrary.
 
     Raises:
-      MemoryError, jax.errors.JaxRuntimeError: no more can be pinned.
+      MemoryError, jax.errors.JaxRuntimeError, cuda.Error: no more can be
+        pinned.
     """
 
 
@@ -74,6 +82,70 @@ class JaxMemory:
     raw = (ctypes.c_uint8 * buffer.nbytes).from_address(pointer)
     view = np.frombuffer(raw, np.uint8).view(self._dtype)
     return Block(view.reshape(self._shape), array)
+
+
+class RegisteredMemory:
+  """One area of host memory that CUDA pins and JAX does not know.
+
+  It takes what its blocks take, rounded up to pages, where JAX's pool grows
+  by doubling and ends at 64 GiB. Pages are pinned, and thereby taken, some
+  blocks ahead of the first that needs them. All of it is unpinned and freed
+  when the last view of it is gone, once the device has nothing left to do.
+  """
+
+  def __init__(
+    self,
+    count: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    runtime: cuda.Runtime,
+  ):
+    """An area of `count` blocks, of which none is pinned yet."""
+    self._shape, self._dtype, self._runtime = shape, np.dtype(dtype), runtime
+    self._nbytes = math.prod(shape) * self._dtype.itemsize
+    self._stride = -(-self._nbytes // PAGE) * PAGE
+    # A copy must not cross from one piece into the next: whole blocks.
+    self._ahead = max(1, _PIECE // self._stride)
+    self._count, self._used, self._pinned = count, 0, 0
+    self._area = _area(count * self._stride)
+    self._pieces: list[int] = []
+    end = weakref.finalize(self._area, _unpin, runtime, self._pieces)
+    end.atexit = False  # The process takes all of it along.
+
+  def block(self) -> Block:
+    """See `Memory`; MemoryError after `count` of them."""
+    if self._used == self._count:
+      raise MemoryError(f'all {self._count} blocks of the area are taken')
+    if self._used == self._pinned:
+      some = min(self._ahead, self._count - self._pinned)
+      begin = int(self._area.ctypes.data) + self._pinned * self._stride
+      self._runtime.register(begin, some * self._stride)
+      self._pieces.append(begin)
+      self._pinned += some
+    at = self._used * self._stride
+    self._used += 1
+    view = self._area[at : at + self._nbytes].view(self._dtype)
+    return Block(view.reshape(self._shape), None)
+
+
+def _area(nbytes: int) -> np.ndarray:
+  """Fresh pages, huge ones where the system has them to give."""
+  flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+  pages = mmap.mmap(-1, max(nbytes, 1) + _HUGE, flags=flags)
+  with contextlib.suppress(OSError, AttributeError):  # It is but a hint.
+    pages.madvise(mmap.MADV_HUGEPAGE)
+  whole = np.frombuffer(pages, np.uint8)
+  skip = -whole.ctypes.data % _HUGE
+  # Slices of this very array keep it alive: it stands for the area.
+  return np.frombuffer(pages, np.uint8, nbytes, skip)
+
+
+def _unpin(runtime: cuda.Runtime, pieces: list[int]) -> None:
+  # A device that failed keeps its pins until the process ends.
+  with contextlib.suppress(cuda.Error):
+    runtime.wait_all()
+    for address in pieces:
+      runtime.unregister(address)
 
 
 def aligned(

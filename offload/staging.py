@@ -51,7 +51,9 @@ class Staging:
     for moved in self._inner.arrived():
       key = moved.key
       self._moving.discard(key)
-      if moved.block is not None and moved.block is self._store.array(key):
+      if (
+        moved.block is not None and moved.block is self._store.block(key).array
+      ):
         self._lent.add(key)
       else:
         self._store.release(key)
@@ -67,6 +69,10 @@ class Staging:
       self._lent.difference_update(lent)
       assert token is not None, 'nobody can tell when the write has ended'
       self._writing.append((token, lent))
+
+  def flush(self) -> None:
+    """See `Transfer`."""
+    self._inner.flush()
 
   def due(self) -> int | None:
     """See `Transfer`."""

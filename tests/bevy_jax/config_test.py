@@ -30,6 +30,8 @@ class ConfigTest(parameterized.TestCase):
     ({'cache': 1.5}, 'whole number for slots'),
     ({'cache': '50%'}, 'give a fraction'),
     ({'link': 'device_put:3'}, 'takes no numbers'),
+    ({'link': 'auto:3'}, 'takes no numbers'),
+    ({'link': 'cudA'}, "did you mean 'cuda'"),
     ({'link': 'throttled'}, 'throttled:GB_PER_S'),
     ({'link': 'throttled:0'}, 'throttled:GB_PER_S'),
     ({'link': 'throttled:1:-2'}, 'throttled:GB_PER_S'),

@@ -4,7 +4,9 @@ import functools
 import json
 import pathlib
 from typing import Any
+from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -14,7 +16,7 @@ from bevy_jax import device, engine, events, protocols
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import params as params_lib
-from bevy_jax.offload import host_store, slot_table
+from bevy_jax.offload import cuda, cuda_fake, host_store, slot_table
 
 _GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 _HAND = json.loads((_GOLDEN / 'hand_schedule.json').read_text('utf-8'))
@@ -66,6 +68,12 @@ def _params() -> dict[str, Any]:
 
 @functools.cache
 def _executor(slots: int, capacity: str = 'global') -> device.DeviceExecutor:
+  return _make_executor(slots, 'auto', capacity)
+
+
+def _make_executor(
+  slots: int, link: str, capacity: str = 'global'
+) -> device.DeviceExecutor:
   def fill(key: int, out: np.ndarray) -> None:
     out[...] = 0
     out[0, 0, 0] = key  # To tell experts apart; up and down remain 0.
@@ -74,7 +82,7 @@ def _executor(slots: int, capacity: str = 'global') -> device.DeviceExecutor:
     8, _MODEL.expert_shape, np.dtype(np.float32), fill
   )
   config = config_lib.EngineConfig(
-    cache=slots, requests=2, chunk=4, capacity=capacity
+    cache=slots, requests=2, chunk=4, capacity=capacity, link=link
   )
   return device.DeviceExecutor(_MODEL, _params(), store, config, 16)
 
@@ -97,6 +105,20 @@ def _run(
   capacity: str = 'global',
 ) -> list[events.Event]:
   executor = _executor(slots, capacity)
+  return _run_on(
+    executor, slots, scheduler, requests, rows, link_depth, capacity
+  )
+
+
+def _run_on(
+  executor: device.DeviceExecutor,
+  slots: int,
+  scheduler: str,
+  requests: list[request_lib.Request],
+  rows: int = 2,
+  link_depth: int = 4,
+  capacity: str = 'global',
+) -> list[events.Event]:
   found = engine.Engine(
     _MODEL,
     executor,
@@ -251,6 +273,79 @@ class LoadTest(absltest.TestCase):
     config = config_lib.EngineConfig(requests=2)
     with self.assertRaisesRegex(ValueError, 'GiB'):
       device.DeviceExecutor(_MODEL, _params(), store, config, 10**12)
+
+
+@functools.cache
+def _fake() -> cuda_fake.Runtime:
+  return cuda_fake.Runtime(lag=3)
+
+
+@functools.cache
+def _direct() -> device.DeviceExecutor:
+  return _make_executor(3, 'cuda')
+
+
+class DirectTest(parameterized.TestCase):
+  """Direct copies: by CUDA where it is, else by its fake."""
+
+  def setUp(self):
+    super().setUp()
+    if cuda.obstacle(jax.devices()[0]):
+      runtime = functools.partial(cuda.Runtime, module=_fake())
+      self.enterContext(mock.patch.object(cuda, 'Runtime', runtime))
+      self.enterContext(mock.patch.object(cuda, 'obstacle', lambda device: ''))
+
+  @parameterized.parameters(
+    ('cuda', 'lockstep'), ('auto', 'runahead'), ('throttled:0.01', 'runahead')
+  )
+  def test_tokens_and_no_slot_write(self, link: str, scheduler: str):
+    """Seen to fail: a `Direct` that says landed before the event is done."""
+    executor = _direct()
+    executor.drain(link)
+    self.assertEqual(executor.link.transfer, 'cuda')
+    before = executor.compilations()
+    write = mock.Mock(side_effect=AssertionError('a slot was written'))
+    requests = [
+      _request(0, [0], 4),
+      _request(1, [1, 2, 3, 4, 0, 1], 2),
+      _request(2, [2, 2], 3),
+    ]
+    with mock.patch.object(executor, '_write', write):
+      log = _run_on(executor, 3, scheduler, requests)
+    self.assertEqual(_texts(log), {0: [1, 2, 3, 4], 1: [2, 3], 2: [3, 4, 5]})
+    self.assertEqual(executor.compilations(), before)
+
+  def test_what_an_abandoned_engine_began_harms_nobody(self):
+    """Seen to fail: a `close` that does not wait for the stream."""
+    executor = _direct()
+    executor.drain('cuda')
+    executor.load(5, 2)
+    executor.drain()
+    self.assertEqual(executor.poll(), [])
+    executor.load(6, 2)
+    landed = []
+    while not landed:
+      executor.wait()
+      landed += executor.poll()
+    self.assertEqual([e.key for e in landed], [6])
+    self.assertEqual(executor.slot_bytes(2)[0, 0, 0], 6)
+
+  def test_the_link_may_change(self):
+    executor = _direct()
+    for turn, link in enumerate(('device_put', 'cuda', 'throttled:1')):
+      executor.drain(link)
+      executor.load(turn, 1)
+      while not executor.poll():
+        executor.wait()
+      self.assertEqual(executor.slot_bytes(1)[0, 0, 0], turn)
+
+  def test_another_type_is_refused_by_name_alone(self):
+    store = host_store.HostStore.build(
+      8, _MODEL.expert_shape, np.dtype(jnp.bfloat16), lambda _, out: out.fill(0)
+    )
+    config = config_lib.EngineConfig(cache=3, requests=1, link='cuda')
+    with self.assertRaisesRegex(ValueError, 'converted to the float32'):
+      device.DeviceExecutor(_MODEL, _params(), store, config, 16)
 
 
 if __name__ == '__main__':

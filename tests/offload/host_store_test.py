@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from bevy_jax.offload import host_store
+from bevy_jax.offload import cuda, cuda_fake, host_store, pinned
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SHAPE = (3, 4, 8)
@@ -91,6 +91,17 @@ class HostStoreTest(parameterized.TestCase):
       ),
     ):
       host_store.HostStore.build(6, SHAPE, BF16, fill)
+
+  def test_memory_that_cuda_cannot_pin_says_so(self):
+    fake = cuda_fake.Runtime()
+    memory = pinned.RegisteredMemory(
+      6, SHAPE, BF16, cuda.Runtime(jax.devices()[0], fake)
+    )
+    fake.failing = {'cudaHostRegister'}
+    with self.assertRaisesRegex(
+      ValueError, r'after 0 bytes \(0 of 6 experts.*cudaHostRegister.*ulimit -l'
+    ):
+      host_store.HostStore.build(6, SHAPE, BF16, fill, memory=memory)
 
   def test_a_backend_without_pinned_memory_is_refused(self):
     device = mock.Mock(addressable_memories=lambda: [mock.Mock(kind='device')])

@@ -1,13 +1,21 @@
 """Loads over the link: order, the throttle's formula, slots of the pool."""
 
 import time
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from bevy_jax.offload import host_store, transfer
+from bevy_jax.offload import (
+  cuda,
+  cuda_fake,
+  direct,
+  host_store,
+  pinned,
+  transfer,
+)
 
 _SHAPE = (3, 8, 16)
 
@@ -19,7 +27,15 @@ def _store(count: int) -> host_store.HostStore:
 
 
 def _device_put(store: host_store.HostStore) -> transfer.DevicePut:
-  return transfer.DevicePut(store.array, jax.devices()[0])
+  return transfer.DevicePut(store.block, jax.devices()[0])
+
+
+def _direct(store: host_store.HostStore) -> transfer.Transfer:
+  """By CUDA where it is, else by its fake."""
+  device = jax.devices()[0]
+  module = cuda_fake.Runtime() if cuda.obstacle(device) else None
+  pool = jax.block_until_ready(jnp.zeros((1, *_SHAPE)))
+  return direct.Direct(store.block, pool, cuda.Runtime(device, module))
 
 
 def _drain(link: transfer.Transfer, count: int) -> list[transfer.Moved]:
@@ -45,6 +61,9 @@ class _Instant:
     out, self.moved = self.moved, []
     return out
 
+  def flush(self) -> None:
+    pass
+
   def due(self) -> int | None:
     return None
 
@@ -52,7 +71,7 @@ class _Instant:
     return len(self.moved)
 
   def close(self) -> None:
-    self.moved.clear()
+    self.moved = []
 
 
 class DevicePutTest(absltest.TestCase):
@@ -66,6 +85,57 @@ class DevicePutTest(absltest.TestCase):
     for m in moved:
       np.testing.assert_array_equal(m.block, np.full(_SHAPE, m.key))
     self.assertEqual((link.pending(), link.arrived()), (0, []))
+
+  def test_loads_that_begin_together_go_in_one_call(self):
+    """On a device whose blocks are staged, and not before `flush`."""
+    link, calls, put = _device_put(_store(6)), [], jax.device_put
+    link._staged = True
+
+    def device_put(blocks, sharding):
+      calls.append(len(blocks))
+      return put(blocks, sharding)
+
+    with mock.patch.object(jax, 'device_put', device_put):
+      for key in (4, 1, 5):
+        link.begin(key, key)
+      self.assertEqual((calls, link.pending()), ([], 3))
+      link.flush()
+      self.assertEqual((calls, link.pending()), ([3], 3))
+      link.begin(2, 2)
+      moved = _drain(link, 4)
+    self.assertEqual(calls, [3, 1])
+    for m in moved:
+      np.testing.assert_array_equal(m.block, np.full(_SHAPE, m.key))
+
+  def test_a_failure_is_told_of_each_load(self):
+    link = _device_put(_store(6))
+    link._staged = True
+    error = jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: no memory\nmore')
+    with mock.patch.object(jax, 'device_put', side_effect=error):
+      link.begin(4, 0)
+      link.begin(1, 2)
+      moved = _drain(link, 2)
+    self.assertEqual(
+      [(m.key, m.slot, m.block) for m in moved], [(4, 0, None), (1, 2, None)]
+    )
+    self.assertRegex(
+      moved[1].fault, '^expert 1 .*RESOURCE_EXHAUSTED: no memory$'
+    )
+
+  def test_memory_that_jax_does_not_know(self):
+    device = jax.devices()[0]
+    fake = cuda.Runtime(device, cuda_fake.Runtime())
+    store = host_store.HostStore.build(
+      3,
+      _SHAPE,
+      np.dtype(np.float32),
+      lambda key, out: out.fill(key),
+      memory=pinned.RegisteredMemory(3, _SHAPE, np.dtype(np.float32), fake),
+    )
+    link = _device_put(store)
+    link.begin(2, 0)
+    (moved,) = _drain(link, 1)
+    np.testing.assert_array_equal(moved.block, np.full(_SHAPE, 2))
 
 
 class ThrottledTest(parameterized.TestCase):
@@ -128,30 +198,45 @@ class ThrottledTest(parameterized.TestCase):
     self.assertEqual(self._lands(3999), [0])
     self.assertEqual(self.link.due(), 2100 + 2000)
 
-  def test_bandwidth_is_what_was_asked_for(self):
-    # A busy machine can only make it slower: it must never be faster, and
-    # exact once in a while.
-    achieved: list[float] = []
-    while len(achieved) < 60 and not any(a > 0.95 for a in achieved):
-      achieved.append(_achieved(100, 0.002) / 0.002)
-    self.assertLess(max(achieved), 1.05)
-    self.assertGreater(max(achieved), 0.95)
+  @parameterized.parameters('device_put', 'direct')
+  def test_bandwidth_is_what_was_asked_for(self, name: str):
+    """Within 5 % in wall time, in the best of five: others only ever slow it.
 
+    Seen to fail: a landing that counts from when it was seen.
+    """
+    store = _store(4)
+    inner = _device_put(store) if name == 'device_put' else _direct(store)
+    off = 1.0
+    for _ in range(5):
+      off = min(off, abs(self._bandwidth(inner, store) / 0.0004 - 1))
+      if off < 0.05:
+        break
+    self.assertLess(off, 0.05)
 
-def _achieved(count: int, gb_per_s: float) -> float:
-  """GB/s in wall time of `count` loads, 4 of them at once."""
-  store = _store(4)
-  link = transfer.Throttled(
-    _device_put(store), time.perf_counter_ns, store.block_bytes, gb_per_s
-  )
-  jax.block_until_ready(jax.device_put(store.array(0)))
-  begun, landed, issued = time.perf_counter(), 0, 0
-  while landed < count:
-    while issued < count and link.pending() < 4:
-      link.begin(issued % 4, 0)
-      issued += 1
-    landed += len(link.arrived())
-  return count * store.block_bytes / (time.perf_counter() - begun) / 1e9
+  def _bandwidth(
+    self, inner: transfer.Transfer, store: host_store.HostStore
+  ) -> float:
+    """GB/s of 100 loads at 0.0004, 4 ms each, eight at a time."""
+    link = transfer.Throttled(
+      inner, time.perf_counter_ns, store.block_bytes, 0.0004
+    )
+    begun, landed, issued = time.perf_counter(), 0, 0
+    while landed < 100:
+      while issued < 100 and link.pending() < 8:
+        link.begin(issued % 4, 0)
+        issued += 1
+      landed += len(link.arrived())
+    return 100 * store.block_bytes / (time.perf_counter() - begun) / 1e9
+
+  def test_close_forgets(self):
+    self.inner.stuck = True
+    self.link.begin(7, 0)
+    self.assertEqual(self._lands(10_000), [])
+    self.link.close()
+    self.inner.stuck = False
+    self.link.begin(8, 0)
+    self.assertEqual(self.link.due(), 10_000 + 100 + 2000)
+    self.assertEqual(self._lands(20_000), [8])
 
 
 class WriteSlotsTest(parameterized.TestCase):
