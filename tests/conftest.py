@@ -3,15 +3,15 @@
 import os
 import pathlib
 
-ROOT = pathlib.Path(
-  os.environ.get('BEVY_CHECKOUT') or pathlib.Path(__file__).parents[1]
-)
 # Programs compiled once serve every process of the tests and the next run:
 # two thirds of all time went into compiling. They are found by what they
 # compute and by the versions that compiled them; `make test` forgets them
 # first. What counts compilations counts the calls, not the work.
-os.environ.setdefault(
-  'JAX_COMPILATION_CACHE_DIR', str(ROOT / 'build' / 'programs')
+os.environ['JAX_COMPILATION_CACHE_DIR'] = os.environ.get(
+  'JAX_COMPILATION_CACHE_DIR'
+) or os.path.join(
+  os.environ.get('BEVY_CHECKOUT') or pathlib.Path(__file__).parents[1],
+  'build/programs',
 )
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
