@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from bevy_jax import config as config_lib
@@ -495,6 +496,7 @@ def _text(world: _World, request: request_lib.Request) -> list[int]:
   return out
 
 
+@pytest.mark.slow
 class LawsTest(parameterized.TestCase):
   @parameterized.parameters(*_VARIANTS)
   def test_laws(self, variant: str):
