@@ -18,9 +18,8 @@ _GATE = jax.jit(forward._gate, static_argnums=0)
 
 def _weights(seed):
   shared, experts = jax.random.split(jax.random.key(seed))
-  init = jax.jit(params.init, static_argnums=0)
   return {
-    'shared': init(CONFIG, shared),
+    'shared': params.init(CONFIG, shared),
     'experts': params.init_experts(CONFIG, experts),
   }
 

@@ -12,11 +12,10 @@ from bevy_jax.layers import params as params_lib
 # Op by op, each of them would be a hundred compilations.
 _ATTEND = jax.jit(block.attend, static_argnums=(0, 3))
 _FINISH = jax.jit(block.finish_experts, static_argnums=0)
-_INIT = jax.jit(params_lib.init, static_argnums=0)
 
 
 def _layer(config: config_lib.ModelConfig, layer: int = 0) -> dict:
-  return _INIT(config, jax.random.key(0))['layers'][layer]
+  return params_lib.init(config, jax.random.key(0))['layers'][layer]
 
 
 class AttendTest(parameterized.TestCase):
