@@ -30,6 +30,10 @@ EXTRAS = $(if $(filter cuda%,$(EXTRA)),[$(EXTRA)])
 PIP = $(PY) -m pip --disable-pip-version-check install --quiet
 PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
+# Processes that share the tests; who has none left takes some of another's.
+JOBS ?= 2
+SPREAD = -n $(JOBS) --dist worksteal
+
 # Nothing of the caller's may stand before .venv and the wheel.
 unexport PYTHONPATH
 
@@ -46,9 +50,11 @@ demo: $(VENV)/.run  ## decode eight texts, usual schedule and ours side by side
 	$(DEMO)
 
 # The first run sees the checkout, the second only the wheel: it alone proves
-# that the wheel is whole. The second leaves out tests marked slow.
+# that the wheel is whole. The second leaves out tests marked slow, and finds
+# in build/programs what the first has compiled.
 test: lint  ## lint, tests in the checkout and on the wheel, types
-	$(PY) -m pytest --durations=10
+	@rm -rf build/programs
+	$(PY) -m pytest $(SPREAD) --durations=10
 	$(MAKE) --no-print-directory tests-wheel types
 
 tests-wheel: installed
@@ -56,7 +62,7 @@ tests-wheel: installed
 	cp -r tests "$$dir/tests" && mkdir "$$dir/empty" && cd "$$dir/empty" && \
 	echo "tests from the empty folder $$dir/empty on the wheel" && \
 	BEVY_CHECKOUT='$(CURDIR)' BEVY_EXPECT_WHEEL='$(CURDIR)/build/venv' \
-	'$(CURDIR)/build/venv/bin/python' -m pytest -m 'not slow' \
+	'$(CURDIR)/build/venv/bin/python' -m pytest $(SPREAD) -m 'not slow' \
 	  -c '$(CURDIR)/pyproject.toml' --rootdir="$$dir" -p no:cacheprovider \
 	  "$$dir/tests"
 

@@ -20,6 +20,7 @@ PAIRS = flags.DEFINE_integer('pairs', 7, 'How many pairs.', lower_bound=1)
 SHARE = flags.DEFINE_float('share', 0.5, 'Device share of lockstep to set.')
 NEW_TOKENS = flags.DEFINE_integer('new_tokens', 96, 'Tokens a request.')
 CACHE = flags.DEFINE_float('cache', 0.5, 'Fraction of all experts.')
+REQUESTS = flags.DEFINE_integer('requests', 8, 'Rows that decode at once.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write the figures.')
 
 
@@ -31,7 +32,9 @@ def build_config() -> configs.Decode:
     base,
     balance=SHARE.value,
     new_tokens=NEW_TOKENS.value,
-    engine=dataclasses.replace(base.engine, cache=CACHE.value),
+    engine=dataclasses.replace(
+      base.engine, cache=CACHE.value, requests=REQUESTS.value
+    ),
     compare=('lockstep', 'runahead'),
   )
 

@@ -129,7 +129,7 @@ class Run:
         # The first interval compiles; a later one tells the true speed.
         if total == training.UNKNOWN and step >= first + 2 * job.log_every:
           total = self._plan(step, speed)
-          state = state._replace(total=jnp.asarray(total, jnp.int32))
+          state = state._replace(total=_number(total))
         if step % job.eval_every == 0:
           self._look(step, state.weights)
         if step % job.save_every == 0:
@@ -228,8 +228,10 @@ class Run:
       )
       state = training.State(**restored)
     if job.steps:
-      state = state._replace(total=jnp.asarray(job.steps, jnp.int32))
-    return state
+      state = state._replace(total=_number(job.steps))
+    # Committed, as what a step returns and what a checkpoint restores, so that
+    # all three are taken by one compiled program.
+    return jax.device_put(state, jax.devices()[0])
 
   def _save(self, step: int, state: training.State) -> None:
     begun = time.monotonic()
@@ -266,6 +268,11 @@ class Run:
 
   def _log(self, text: str) -> None:
     _log.info('%6.1f s  %s', time.monotonic() - self._started, text)
+
+
+def _number(value: int) -> jax.Array:
+  """Committed like the rest of the state."""
+  return jnp.asarray(value, jnp.int32, device=jax.devices()[0])
 
 
 def _write(path: pathlib.Path, value: object) -> None:

@@ -180,24 +180,33 @@ class SlotTable:
 
   def check_integrity(self) -> None:
     """Adds everything up; AssertionError says what does not agree."""
+    layers = len(self.resident)
+    owned = [0] * layers
+    free = set(self._free)
+    assert len(free) == len(self._free), 'a slot is free twice'
     for slot, key in enumerate(self.key_of):
-      assert key < 0 or self.slot_of[key] == slot, f'slot {slot}, key {key}'
-      assert (key < 0) == (slot in self._free), f'slot {slot} is lost'
-    for key, slot in enumerate(self.slot_of):
-      layer, expert = divmod(key, self.experts)
-      resident = self.resident[layer] >> expert & 1
-      loading = self.loading[layer] >> expert & 1
-      assert slot < 0 or self.key_of[slot] == key, f'key {key}, slot {slot}'
-      assert resident + loading == (slot >= 0), f'key {key} is in two states'
-      may = self.barred[key] == 0
-      assert self.can_evict(key) == may, f'key {key} is barred wrongly'
-    assert len(set(self._free)) == len(self._free), 'a slot is free twice'
+      assert (key < 0) == (slot in free), f'slot {slot} is lost'
+      if key >= 0:
+        assert self.slot_of[key] == slot, f'slot {slot}, key {key}'
+        owned[key // self.experts] |= 1 << key % self.experts
+    absent = self.slot_of.count(-1)
+    slots = len(self.key_of) - len(free)
+    assert len(self.slot_of) - absent == slots, 'a key has a slot of another'
     for layer, quota in enumerate(self.quota):
-      filled = self.resident[layer] | self.loading[layer]
-      assert filled.bit_count() <= quota, f'layer {layer} exceeds its {quota}'
+      filled = owned[layer].bit_count()
+      assert filled <= quota, f'layer {layer} exceeds its {quota}'
+    held = [0] * layers
+    for layer, mask in self._holds:
+      held[layer] |= mask
+    evictable = 0
     for layer, reading in enumerate(self.reading):
-      held = 0
-      for other, mask in self._holds:
-        held |= mask if other == layer else 0
-      assert held == reading, f'layer {layer}: holds and reading differ'
-      assert reading & ~self.resident[layer] == 0, f'layer {layer}: read, gone'
+      resident, loading = self.resident[layer], self.loading[layer]
+      two = resident & loading | (resident | loading) ^ owned[layer]
+      assert not two, f'layer {layer}, experts {[*bits(two)]} in two states'
+      assert held[layer] == reading, f'layer {layer}: holds, reading differ'
+      assert reading & ~resident == 0, f'layer {layer}: read, gone'
+      evictable |= self.evictable(layer) << layer * self.experts
+    # Bytes of one bit a key: a walk over all keys costs ten times as much.
+    may = np.packbits(self.barred == 0, bitorder='little').tobytes()
+    wrong = int.from_bytes(may, 'little') ^ evictable
+    assert not wrong, f'keys {[*bits(wrong)]} are barred wrongly'

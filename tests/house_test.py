@@ -178,6 +178,7 @@ def _requirement(line: str) -> str:
   return re.split(r'[\[<>=!~; ]', line, maxsplit=1)[0].lower()
 
 
+@pytest.mark.slow
 class SourceTest(parameterized.TestCase):
   """One case a file."""
 

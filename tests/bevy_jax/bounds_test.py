@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from bevy_jax import baselines, bounds, busy, engine, events, protocols
@@ -148,6 +149,7 @@ class BeladyTest(parameterized.TestCase):
       self.assertEqual(found, fewest(path, slots), f'{steps}, {slots} slots')
 
 
+@pytest.mark.slow
 class LockstepTest(parameterized.TestCase):
   def replay(self, path, name, slots, rows, quota=()):
     return bounds.lockstep_misses(

@@ -1,5 +1,6 @@
 """Runs that stop, or are killed, and go on as if they had not been."""
 
+import functools
 import json
 import lzma
 import os
@@ -41,12 +42,13 @@ class TrainLoopTest(absltest.TestCase):
     cls.folder = pathlib.Path(tempfile.mkdtemp())
     _corpus(cls.folder)
 
-  def job(self, work, **changes):
+  @classmethod
+  def job(cls, work, **changes):
     settings = {
-      'corpus': self.folder,
-      'work': self.folder / work,
-      'target': self.folder / work / 'model',
-      'tokenizer': self.folder / 'tokenizer.json',
+      'corpus': cls.folder,
+      'work': cls.folder / work,
+      'target': cls.folder / work / 'model',
+      'tokenizer': cls.folder / 'tokenizer.json',
       'model': demo_model.micro(),
       'train': training.TrainConfig(batch=4, window=32, warmup=4),
       'steps': 12,
@@ -55,6 +57,14 @@ class TrainLoopTest(absltest.TestCase):
       'log_every': 2,
     }
     return train_loop.Job(**(settings | changes))
+
+  @classmethod
+  @functools.cache
+  def straight(cls):
+    """The run that nothing stopped; both tests compare with it."""
+    run = train_loop.Run(cls.job('straight'))
+    assert run.train()
+    return run
 
   def weights(self, run):
     return jax.tree.leaves(jax.device_get(run.state.weights))
@@ -65,8 +75,7 @@ class TrainLoopTest(absltest.TestCase):
     self.assertEqual(run.state.seen.tolist(), other.state.seen.tolist())
 
   def test_stopped_and_resumed_is_bitwise_the_same(self):
-    straight = train_loop.Run(self.job('straight'))
-    self.assertTrue(straight.train())
+    straight = self.straight()
     stopped = train_loop.Run(self.job('stopped'))
     self.stop_in_step(stopped, 7)
     self.assertFalse(stopped.train())
@@ -134,10 +143,9 @@ class TrainLoopTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_killed_while_saving_resumes_from_a_whole_checkpoint(self):
-    straight = train_loop.Run(self.job('straight_too', steps=30, save_every=1))
-    straight.train()
+    straight = self.straight()
     command = [sys.executable, '-c', _CHILD, '|'.join(sys.path)]
-    command += [f'--corpus={self.folder}', '--model=micro', '--steps=30']
+    command += [f'--corpus={self.folder}', '--model=micro', '--steps=12']
     command += [f'--tokenizer={self.folder}/tokenizer.json', '--samples=0']
     command += [f'--work={self.folder}/killed']
     command += [f'--target={self.folder}/killed/model']
@@ -149,11 +157,11 @@ class TrainLoopTest(absltest.TestCase):
     child = subprocess.Popen(
       command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    self.wait_for_half_a_save(checkpoints, 8, child)
+    self.wait_for_half_a_save(checkpoints, 3, child)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    resumed = train_loop.Run(self.job('killed', steps=30, save_every=1))
-    self.assertBetween(int(resumed.state.step), 7, 29)
+    resumed = train_loop.Run(self.job('killed'))
+    self.assertBetween(int(resumed.state.step), 2, 11)
     self.assertTrue(resumed.train())
     self.assert_same(resumed, straight)
 

@@ -11,6 +11,9 @@ from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import params, reference, router
 
 CONFIG = config_lib.tiny(num_layers=2, moe_layers=(True,) * 2)
+# Op by op, each of them would be a hundred compilations.
+_RUN = jax.jit(forward.run, static_argnums=0, static_argnames='dtype')
+_GATE = jax.jit(forward._gate, static_argnums=0)
 
 
 def _weights(seed):
@@ -25,7 +28,7 @@ class ForwardTest(parameterized.TestCase):
   def test_dense_experts_give_the_reference_logits(self):
     weights = _weights(1)
     tokens = jax.random.randint(jax.random.key(2), (2, 12), 0, 96)
-    out = forward.run(CONFIG, weights, tokens, dtype=jnp.float32)
+    out = _RUN(CONFIG, weights, tokens, dtype=jnp.float32)
     ours = out.hidden @ weights['shared']['embed'].T
     for row in range(2):
       true = jax.jit(reference.logits, static_argnums=0)(
@@ -41,7 +44,7 @@ class ForwardTest(parameterized.TestCase):
     # Columns 2 and 6 tie everywhere, and all eight do on a zero row.
     w = w.at[:, 6].set(w[:, 2])
     h = h.at[0, 0].set(0.0)
-    gate, mask, _ = forward._gate(config, w, h)
+    gate, mask, _ = _GATE(config, w, h)
     routing = router.route(config, w, h)
     true = jnp.zeros((2, 5, 8))
     rows, columns = jnp.mgrid[:2, :5]
@@ -58,11 +61,11 @@ class ForwardTest(parameterized.TestCase):
     tokens = jnp.eye(8, config.model_dim)
     # Token i prefers i, then i + 1: every expert gets two of sixteen choices.
     tokens = (tokens + 0.5 * jnp.roll(tokens, 1, axis=0))[None]
-    _, _, (balance, _) = forward._gate(config, even, tokens)
+    _, _, (balance, _) = _GATE(config, even, tokens)
     self.assertAlmostEqual(float(balance), 1.0, places=5)
     one = jnp.ones((1, 4, config.model_dim))
     slope = jnp.broadcast_to(jnp.arange(8.0)[None, :], (config.model_dim, 8))
-    _, _, (balance, z) = forward._gate(config, slope, one)
+    _, _, (balance, z) = _GATE(config, slope, one)
     # Expert 7 has all the probability and half of the choices.
     self.assertAlmostEqual(float(balance), 4.0, places=4)
     self.assertAlmostEqual(float(z), (7 * config.model_dim) ** 2, delta=1.0)
@@ -82,8 +85,8 @@ class ForwardTest(parameterized.TestCase):
         optax.softmax_cross_entropy_with_integer_labels(logits, targets)
       )
 
-    mine = jax.value_and_grad(ours, argnums=(0, 1))(embed, hidden)
-    true = jax.value_and_grad(plain, argnums=(0, 1))(embed, hidden)
+    mine = jax.jit(jax.value_and_grad(ours, argnums=(0, 1)))(embed, hidden)
+    true = jax.jit(jax.value_and_grad(plain, argnums=(0, 1)))(embed, hidden)
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(true), strict=True):
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -132,7 +135,7 @@ class StepTest(parameterized.TestCase):
     tree = {'matrix': jnp.ones((2, 2)), 'vector': jnp.ones(2)}
     optimiser = training.optimiser(train)
     zero = jax.tree.map(jnp.zeros_like, tree)
-    updates, _ = optimiser.update(zero, optimiser.init(tree), tree)
+    updates, _ = jax.jit(optimiser.update)(zero, optimiser.init(tree), tree)
     np.testing.assert_allclose(updates['matrix'], 0.5)
     np.testing.assert_allclose(updates['vector'], 0.0)
 

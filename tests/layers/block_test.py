@@ -9,6 +9,10 @@ from bevy_jax.layers import block, kv_cache
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import params as params_lib
 
+# Op by op, each of them would be a hundred compilations.
+_ATTEND = jax.jit(block.attend, static_argnums=(0, 3))
+_FINISH = jax.jit(block.finish_experts, static_argnums=0)
+
 
 def _layer(config: config_lib.ModelConfig, layer: int = 0) -> dict:
   return params_lib.init(config, jax.random.key(0))['layers'][layer]
@@ -22,11 +26,11 @@ class AttendTest(parameterized.TestCase):
     rows = jnp.array([1, 0])
     positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
     empty = kv_cache.init(config, 2, 8, jnp.float32)[0]
-    whole, _ = block.attend(config, p, empty, window, x, rows, positions)
+    whole, _ = _ATTEND(config, p, empty, window, x, rows, positions)
     cache = empty
     for t in range(6):
       some = slice(t, t + 1)
-      out, cache = block.attend(
+      out, cache = _ATTEND(
         config, p, cache, window, x[:, some], rows, positions[:, some]
       )
       np.testing.assert_allclose(out, whole[:, some], rtol=1e-4, atol=1e-5)
@@ -47,7 +51,7 @@ class FinishTest(parameterized.TestCase):
       p['mlp_norm'] = jnp.ones(32)
       p['shared_gate'] = gate * jnp.ones((32, 1))
     x = jnp.abs(self.x)
-    return block.finish_experts(config, p, x, self.weights, self.y) - x
+    return _FINISH(config, p, x, self.weights, self.y) - x
 
   def test_without_a_shared_expert(self):
     np.testing.assert_allclose(
@@ -70,7 +74,7 @@ class FinishTest(parameterized.TestCase):
     p = _layer(config_lib.tiny(shared_dim=20, shared_gate=True))
     p['mlp_norm'] = jnp.ones(32)
     x = jnp.abs(self.x)
-    got = block.finish_experts(config, p, x, self.weights, self.y) - x
+    got = _FINISH(config, p, x, self.weights, self.y) - x
     np.testing.assert_allclose(got, with_gate, rtol=1e-3, atol=1e-4)
 
 
