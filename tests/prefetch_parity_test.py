@@ -169,7 +169,7 @@ class PrefetchParityTest(parameterized.TestCase):
       self.assertIn('prefetch', causes)
 
   def test_gates_say_what_plain_jax_says(self):
-    """Seen to fail with the router of this layer, and with x before it."""
+    """Seen to fail with `steps.gates` from this layer on."""
     (request, *_) = _requests()
     _, answers = _run('lockstep', 'next_gate:depth=2', 9, [request])
     text = [*request.prompt, *_expected(0)]
