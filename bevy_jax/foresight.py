@@ -85,14 +85,7 @@ def see(
     warmup: tokens before the measured ones.
     quota: see `SlotTable`.
   """
-  if prefetcher.keeps == 'given' and not isinstance(
-    prefetcher, prefetch.Oracle
-  ):
-    raise ValueError(
-      "prefetch 'next_gate' applies a model's routers to its hidden state, "
-      "which a trace does not have; run a model with it, or replay 'oracle' "
-      'with its accuracy (oracle:p=0.85).'
-    )
+  _check(prefetcher)
   path = replay.path(trace, requests, tokens)
   table = slot_table.SlotTable(trace.layers, trace.num_experts, slots, quota)
   log: list[events.Event] = []
@@ -122,6 +115,16 @@ def see(
   counts = figures.cache(log[first:])
   counts |= figures.prefetch(log, experts, first - 1, len(log), 1)
   return Seen(misses, counts)
+
+
+def _check(prefetcher: protocols.Prefetcher) -> None:
+  """ValueError where a trace cannot tell what a prefetcher needs."""
+  if isinstance(prefetcher, prefetch.NextGate):
+    raise ValueError(
+      "prefetch 'next_gate' applies a model's routers to its hidden state, "
+      "which a trace does not have; run a model with it, or replay 'oracle' "
+      'with its accuracy (oracle:p=0.85).'
+    )
 
 
 def _future(

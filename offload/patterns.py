@@ -67,11 +67,11 @@ class Patterns:
     self.at = np.full(streams, -1)
     self.ids = np.full((layers, streams, top_k), -1)
     self._keeps = keeps
-    empty = start is None
-    self.counts = nothing(layers, experts) if empty else start
+    self.counts = nothing(layers, experts)
     if start is not None:
-      # A policy's own counts stay what they are.
-      self.counts = Counts(*(array.copy() for array in start))
+      # Copied: a policy's own counts stay what they are.
+      for mine, theirs in zip(self.counts, start, strict=True):
+        mine[...] = theirs
     ahead = depth if keeps == 'given' else 0
     self.given = np.full((ahead, layers, streams, top_k), -1)
     self.right = np.zeros((ahead, layers, top_k))

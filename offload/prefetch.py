@@ -199,9 +199,11 @@ class Popularity(_Base):
     targets = self.targets(patterns, layer)
     passes = np.maximum(1, patterns.counts.passes[targets])
     rates = patterns.counts.popular[targets] / passes[:, None]
-    found = best(rates, patterns.top_k)
+    ids, chance = best(rates, patterns.top_k)
     n = len(streams)
-    return Guess(*(np.repeat(array[:, None], n, 1) for array in found))
+    return Guess(
+      np.repeat(ids[:, None], n, 1), np.repeat(chance[:, None], n, 1)
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from absl.testing import absltest, parameterized
 
 from bevy_jax import config, trace
 from bevy_jax.layers import config as model_config
-from bevy_jax.offload import uses
+from bevy_jax.offload import prefetch, uses
 
 
 class ConfigTest(parameterized.TestCase):
@@ -18,6 +18,16 @@ class ConfigTest(parameterized.TestCase):
     ({'eviction': 'lfu_'}, "did you mean 'lfu_decayed'"),
     ({'eviction': 'belady'}, 'no running engine can know'),
     ({'eviction': 'static'}, 'name one with trace'),
+    ({'prefetch': 'nextgate'}, "did you mean 'next_gate'"),
+    ({'prefetch': 'transition:dept=2'}, "option 'dept'.*mean 'depth'"),
+    ({'prefetch': 'transition:p=0.5'}, "option 'p' is not known"),
+    ({'prefetch': 'transition:depth=0'}, "depth must be 1 to 64, not '0'"),
+    ({'prefetch': 'history:confidence=2'}, 'confidence must be 0 to 1'),
+    ({'prefetch': 'history:confidence=nan'}, 'confidence must be 0 to 1'),
+    ({'prefetch': 'history:guarded=1'}, 'guarded must be true or false'),
+    ({'prefetch': 'none:depth=1'}, "'none' takes no options"),
+    ({'prefetch': 'transition:warm=true'}, 'name one with trace'),
+    ({'prefetch': 'oracle:p=0.9'}, 'no running engine can know'),
     ({'dtype': 'float16'}, "did you mean '"),
     ({'requests': 0}, 'requests is 0; it must be at least 1'),
     ({'requests': 2.5}, 'must be an integer'),
@@ -58,6 +68,38 @@ class ConfigTest(parameterized.TestCase):
       barred = np.full(6, np.inf)
       barred[[0, 4, 5, gone]] = 0
       self.assertEqual(rule.victim(barred, uses.Uses(2, 3)), gone)
+
+  def test_prefetchers(self):
+    found, warm = config.parse_prefetch(
+      'transition:depth=2:confidence=0.3:guarded=false:warm=true'
+    )
+    self.assertTrue(warm)
+    self.assertEqual(
+      found, prefetch.Transition(depth=2, confidence=0.3, guarded=False)
+    )
+    found, warm = config.parse_prefetch('oracle:p=0.9:seed=7')
+    self.assertFalse(warm)
+    self.assertEqual(found, prefetch.Oracle(p=0.9, seed=7))
+    experts = np.zeros((1, 3, 2, 1), np.int16)
+    experts[0, :, 1, 0] = [2, 2, 1]
+    lengths = np.array([3], np.int32)
+    found = trace.Trace(experts=experts, lengths=lengths, num_experts=3)
+    with tempfile.TemporaryDirectory() as folder:
+      path = f'{folder}/trace.npz'
+      trace.save(path, found)
+      warm = config.make_prefetch('transition:warm=true', path, 2, 3)
+      with self.assertRaisesRegex(ValueError, '2 layers of 3 experts, but'):
+        config.make_prefetch('popularity:warm=true', path, 2, 4)
+    np.testing.assert_array_equal(
+      warm.counts.pairs[:, :, :],
+      [
+        [[0, 1, 2], [0, 0, 0], [0, 0, 0]],
+        [[0, 0, 0], [0, 0, 0], [2, 0, 0]],
+      ],
+    )
+    np.testing.assert_array_equal(warm.counts.followed, [[3, 0, 0], [0, 0, 2]])
+    np.testing.assert_array_equal(warm.counts.popular, [[3, 0, 0], [0, 1, 2]])
+    np.testing.assert_array_equal(warm.counts.passes, [3, 3])
 
   def test_links(self):
     self.assertEqual(config.parse_link('device_put'), ('device_put', 0.0, 0.0))

@@ -9,6 +9,7 @@ from bevy_jax import events
 
 _LOG = [
   events.Admitted(1, 0, 3, 17, 0),
+  events.Judged(7, 1, 2, 4, 3, 2, 1, 2),
   events.PrefillRouted(2, 1, (0, 5), 9, 4),
   events.Prefilled(3, (0,)),
   events.LoadIssued(4, 12, 3, 'demand'),

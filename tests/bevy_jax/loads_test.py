@@ -1,9 +1,11 @@
 """Which load is next and who makes room for it."""
 
-from absl.testing import absltest
+import numpy as np
+from absl.testing import absltest, parameterized
 
 from bevy_jax import events, loads, protocols
-from bevy_jax.offload import eviction, slot_table
+from bevy_jax import request as request_lib
+from bevy_jax.offload import eviction, prefetch, slot_table
 
 _EXPERTS = 4  # of each of two layers
 
@@ -129,6 +131,133 @@ class LoadsTest(absltest.TestCase):
     self._fill(0, 5, 6)
     self.loads.issue([_want(0, 1), _want(0, 0), _want(1, 3)], 1, 'prefill')
     self.assertEqual(self._story(), [('evict', 5), ('load', 1)])
+
+
+class _Sure:
+  """Guesses experts 0 and 1 of the next layer; see `Prefetcher`."""
+
+  depth, confidence, keeps, gates, start = 1, 0.0, '', 0, None
+
+  def __init__(self, guarded: bool, chance: float = 0.5):
+    self.guarded, self.chance = guarded, chance
+
+  def guess(self, patterns, layer, streams):
+    del patterns, layer
+    ids = np.tile([0, 1], (1, len(streams), 1))
+    return prefetch.Guess(ids, np.full(ids.shape, self.chance))
+
+
+class PrefetchTest(parameterized.TestCase):
+  def _make(self, slots: int, rule: _Sure, depth: int = 8) -> None:
+    self.table = slot_table.SlotTable(2, _EXPERTS, slots)
+    self.executor, self.log = _Executor(), []
+    self.loads = loads.Loads(
+      self.table,
+      self.executor,
+      eviction.Lru(),
+      depth,
+      1,
+      self.log.append,
+      rule,
+      2,
+    )
+    self._reveal(0, 2, 3)
+
+  def _reveal(self, layer: int, *experts: int) -> None:
+    request = request_lib.Request(number=0, prompt=(0,), new_tokens=1)
+    p = request_lib.Progress(request, 0, layer=layer, choices=experts)
+    p.need = sum(1 << e for e in experts)
+    self.loads.guesses.reveal(0, layer, [p])
+
+  def _fill(self, *keys: int) -> None:
+    for key in keys:
+      self.loads.issue([_want(key // _EXPERTS, key % _EXPERTS)], 1, 'demand')
+      self.loads.landed(protocols.Landed(8, key))
+      self.loads.uses.touch(key)
+    self.log.clear()
+
+  def _story(self) -> list[tuple[str, int]]:
+    return [
+      (e.cause if isinstance(e, events.LoadIssued) else 'evict', e.key)
+      for e in self.log
+      if isinstance(e, events.LoadIssued | events.Evicted)
+    ]
+
+  def test_two_at_once_behind_all_demand(self):
+    self._make(8, _Sure(True))
+    self.loads.prefetch([_want(0, 2)])  # It is missing: demand comes first.
+    self.assertEqual(self._story(), [])
+    self.loads.issue([_want(0, 2)], 1, 'demand')
+    self.loads.prefetch([_want(0, 2)])
+    self.assertEqual(self._story(), [('demand', 2), ('prefetch', 4)])
+    self.loads.landed(protocols.Landed(8, 2))
+    self.loads.prefetch([_want(0, 2)])
+    self.assertEqual(self._story()[2:], [('prefetch', 5)])
+    self.loads.landed(protocols.Landed(8, 4))
+    self.loads.prefetch([_want(0, 2)])
+    self.assertLen(self._story(), 3)  # Nothing is guessed any more.
+
+  def test_a_link_of_one(self):
+    self._make(8, _Sure(True), depth=1)
+    self.loads.prefetch([])
+    self.assertEqual(self._story(), [('prefetch', 4)])
+
+  def test_demand_shares_what_is_on_its_way(self):
+    self._make(8, _Sure(True))
+    self.loads.prefetch([])
+    self.loads.issue([_want(1, 0, 2)], 1, 'demand')
+    self.assertEqual(
+      self._story(), [('prefetch', 4), ('prefetch', 5), ('demand', 6)]
+    )
+
+  @parameterized.parameters((True, 0.5, 0), (True, 0.9, 1), (False, 0.1, 2))
+  def test_guarded_takes_only_what_is_colder(self, guarded, chance, loaded):
+    self._make(2, _Sure(guarded, chance))
+    self._fill(2, 3)
+    # Of the layer's uses 2 has one of three, 3 two; a pass draws two.
+    self.loads.uses.touch(3)
+    self.loads.prefetch([])
+    wanted = [('evict', 2), ('prefetch', 4), ('evict', 3), ('prefetch', 5)]
+    self.assertEqual(self._story(), wanted[: 2 * loaded])
+
+  @parameterized.parameters(True, False)
+  def test_never_what_is_wanted_read_or_prefetched(self, guarded):
+    self._make(3, _Sure(guarded, 1.0))
+    self._fill(2, 3, 6)
+    self.loads.uses.touch(7, 9)  # Its layer has warmer ones.
+    self.table.hold(0, 0b1000)
+    self.loads.prefetch([_want(0, 2)])
+    self.assertEqual(self._story(), [('evict', 6), ('prefetch', 4)])
+    self.loads.landed(protocols.Landed(8, 4))
+    self.loads.prefetch([_want(0, 2)])
+    self.assertLen(self._story(), 2)
+
+  def test_demand_takes_a_prefetch_only_where_nothing_else_is_left(self):
+    self._make(3, _Sure(False))
+    self._fill(6)
+    self.loads.prefetch([])
+    for key in (4, 5):
+      self.loads.landed(protocols.Landed(8, key))
+    self.loads.uses.touch(6)  # The eviction would give up 4 before it.
+    self.log.clear()
+    wants = [_want(0, 0, 1)]
+    self.loads.issue(wants, 1, 'demand')
+    self.assertEqual(
+      self._story(),
+      [('evict', 6), ('demand', 0), ('evict', 4), ('demand', 1)],
+    )
+
+  def test_a_wrong_guess_is_kept_no_longer(self):
+    self._make(3, _Sure(False))
+    self._fill(6)
+    self.loads.prefetch([])
+    for key in (4, 5):
+      self.loads.landed(protocols.Landed(8, key))
+    self.loads.uses.touch(6)
+    self.log.clear()
+    self._reveal(1, 2, 3)
+    self.loads.issue([_want(1, 2, 3)], 1, 'demand')
+    self.assertEqual(self._story(), [('evict', 4), ('demand', 7)])
 
 
 if __name__ == '__main__':

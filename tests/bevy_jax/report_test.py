@@ -9,7 +9,15 @@ import numpy as np
 import rich.console
 from absl.testing import absltest, parameterized
 
-from bevy_jax import baselines, engine, events, protocols, report, runahead
+from bevy_jax import (
+  baselines,
+  engine,
+  events,
+  figures,
+  protocols,
+  report,
+  runahead,
+)
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.offload import eviction
@@ -206,6 +214,51 @@ class ByHandTest(parameterized.TestCase):
     found = report.make(list(BY_HAND), facts(link=link))
     self.assertEqual(next(iter(found)), 'note')
     self.assertStartsWith(found['note'], note)
+
+
+class PrefetchTest(absltest.TestCase):
+  def test_by_hand(self):
+    """Four experts a layer; the window is all but the first and last event."""
+    issue, land = events.LoadIssued, events.LoadLanded
+    log = [
+      issue(0, 4, 0, 'prefetch'),  # before the window
+      issue(1, 5, 1, 'prefetch'),
+      routed(2, 0, 0, 1, 0, 0, 1),  # needs 4, which is not there yet: late
+      routed(2, 1, 0, 1, 0, 0, 1),  # the same load, counted once
+      land(3, 4, 0),
+      land(3, 5, 1),
+      routed(4, 0, 0, 1, 1, 1, 1),  # 5 came in time
+      issue(5, 6, 2, 'prefetch'),
+      issue(5, 7, 3, 'demand'),
+      land(6, 6, 2),
+      land(6, 7, 3),
+      events.Evicted(7, 6, 2, False),  # wasted
+      events.Evicted(7, 7, 3, False),  # unused too, but no prefetch
+      events.Evicted(7, 4, 0, True),
+      issue(8, 6, 2, 'reload'),
+      land(9, 6, 2),
+      events.Evicted(9, 6, 2, False),  # was not prefetched this time
+      events.Judged(10, 0, 1, 4, 3, 2, 1, 3),
+      events.Judged(10, 1, 1, 4, 1, 3, 1, 2),
+      events.Evicted(11, 5, 1, False),  # behind the window
+    ]
+    counts = figures.cache(log[1:-1])
+    self.assertEqual(
+      [counts[k] for k in ('loads', 'demand_loads', 'reloads')], [4, 1, 1]
+    )
+    self.assertEqual(counts['prefetch_loads'], 2)
+    self.assertEqual(counts['wasted_loads'], 3)
+    self.assertEqual(
+      figures.prefetch(log, 4, 0, len(log) - 1, 1000),
+      {
+        'guess_accuracy': 4 / 8,
+        'missing_recall': 2 / 5,
+        'missing_precision': 2 / 5,
+        'late_prefetches': 1,
+        'wasted_prefetches': 1,
+        'wasted_prefetch_bytes': 1000,
+      },
+    )
 
 
 class WindowTest(parameterized.TestCase):

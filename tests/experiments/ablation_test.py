@@ -9,7 +9,7 @@ from absl.testing import absltest
 
 from bevy_jax import replay, trace
 from bevy_jax.experiments import ablation, fit_reuse, load_cost
-from bevy_jax.offload import eviction
+from bevy_jax.offload import eviction, prefetch
 
 
 def _trace() -> trace.Trace:
@@ -64,6 +64,29 @@ class AblationTest(absltest.TestCase):
     self.assertEqual(rows[3]['misses'], sum(best))
     self.assertNotEqual(rows[2]['misses'], rows[0]['misses'])
 
+  def test_prefetchers(self):
+    rows = _rows(
+      evictions=('lru', 'belady'),
+      caches=(0.5,),
+      requests=(2,),
+      prefetchers=('none', 'transition:confidence=0', 'popularity:warm=true'),
+    )
+    # Belady's has one row alone.
+    self.assertEqual(
+      [row['prefetch'] for row in rows],
+      ['none', 'transition:confidence=0', 'popularity:warm=true', 'none'],
+    )
+    # Who only looks changes nothing.
+    self.assertLen({row['misses'] for row in rows[:3]}, 1)
+    self.assertGreater(rows[1]['missing_recall'], 0)
+    acting = ablation.Grid(('lru',), (0.5,), (2,), ('oracle', 'none'))
+    sure, none = ablation.replayed(_trace(), acting, range(4, 24), 5, ahead=4)
+    self.assertLess(sure['misses'], none['misses'] / 2)
+    self.assertGreater(sure['prefetch_loads'], none['misses'] / 2)
+    self.assertEqual(sure['guess_accuracy'], 1)
+    with self.assertRaisesRegex(ValueError, "replay 'oracle'"):
+      _rows(evictions=('lru',), prefetchers=('next_gate',))
+
   def test_axes_that_are_not_named_keep_their_first_value(self):
     grid = ablation.Grid(('reuse', 'lru'), (0.5, 0.75), (2, 3))
     self.assertEqual(
@@ -112,6 +135,14 @@ class CostTest(absltest.TestCase):
     self.assertGreater(cost.load, cost.victim)
     self.assertGreater(cost.victim, 0)
     self.assertGreater(cost.reveal, 0)
+
+  def test_measures_guesses(self):
+    shape = load_cost.Shape(3, 16, 2, 4, 12, 4)
+    for name in ('transition', 'oracle'):
+      cost = load_cost.sight(prefetch.PREFETCHERS[name], shape, 2)
+      self.assertGreater(cost.reveal, cost.guess)
+      self.assertGreater(cost.guess, 0)
+      self.assertGreater(cost.look, 0)
 
 
 class FitTest(absltest.TestCase):
