@@ -123,6 +123,7 @@ class Readers:
 
   def ask(self, key: int, out: np.ndarray) -> None:
     """Has a block read into `out`, which is left alone until it is done."""
+    assert self._stop.alive, 'the readers are closed'
     self._asked.put((key, out))
 
   def done(self) -> list[store.Fetched]:
