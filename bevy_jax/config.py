@@ -302,29 +302,24 @@ def slots(
   `block_bytes` are those of one slot: what `cache_gib` is counted in.
   """
   pairs = len(model.moe_ids) * model.num_experts
+  asked, count = f'cache {config.cache}', config.cache
   if config.cache_gib:
+    asked = f'cache_gib {config.cache_gib}'
     count = int(config.cache_gib * 2**30) // block_bytes
-    if count < model.top_k:
-      raise ValueError(
-        f'cache_gib {config.cache_gib} is {count} slots of {block_bytes:,} '
-        f'bytes, but one token uses {model.top_k} experts of a layer at once; '
-        f'give at least {_gib(model.top_k * block_bytes)}.'
-      )
-    return min(count, pairs)
-  if isinstance(config.cache, float):
+  elif isinstance(config.cache, float):
     count = int(config.cache * pairs)
-  else:
-    count = config.cache
   parts = len(model.moe_ids) if config.capacity == 'layer' else 1
   least = parts * model.top_k
   if count < least:
     each = f' in each of {parts} layers' if parts > 1 else ''
+    enough = f'a fraction of {math.ceil(least / pairs * 1e4) / 1e4}'
+    if config.cache_gib:
+      enough = f'a cache_gib of at least {_gib(least * block_bytes)}'
     raise ValueError(
-      f'cache {config.cache} is {count} slots, but one token uses '
-      f'{model.top_k} experts of a layer at once{each}; give at least '
-      f'{least} slots, or a fraction of {math.ceil(least / pairs * 1e4) / 1e4}.'
+      f'{asked} is {count} slots, but one token uses {model.top_k} experts of '
+      f'a layer at once{each}; give at least {least} slots, or {enough}.'
     )
-  return min(count, pairs)
+  return min(int(count), pairs)
 
 
 def host_blocks(config: EngineConfig, count: int, block_bytes: int) -> int:

@@ -3,7 +3,7 @@
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevy_jax import config as config_lib
-from bevy_jax import control, links, prompt_steps, protocols, steps
+from bevy_jax import control, links, padding, prompt_steps, protocols, steps
 from bevy_jax import programs as programs_lib
-from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import experts, kv_cache, quant
 from bevy_jax.offload import pinned, staging
@@ -169,7 +168,9 @@ class DeviceExecutor:
     self._programs.set_gates(depth)
     if depth not in self._warm_gates:
       self._warm_gates.add(depth)
-      for batch in self._decode_padding():
+      for batch in padding.decode(
+        self._programs, self._model, self.rows, self._room
+      ):
         self.launch(-1, batch)
         self._idle()
 
@@ -339,7 +340,9 @@ class DeviceExecutor:
 
   def _warm_up(self) -> None:
     """Compiles every program by running it on padding alone."""
-    for batch in self._padding():
+    for batch in padding.batches(
+      self._programs, self._model, self.rows, self._room
+    ):
       self.launch(-1, batch)
       self._idle()
     # Direct copies write no slots; who leaves them for device_put compiles.
@@ -360,42 +363,6 @@ class DeviceExecutor:
         moved += transfer.arrived()
       self._write_slots(moved)
     self._idle()
-
-  def _padding(self) -> Iterator[protocols.Batch]:
-    programs, model = self._programs, self._model
-    # Prefill leaves alone what all the other rows may be waiting for.
-    awaited = (self.rows - 1) * model.top_k
-    waves = self._room < model.num_experts + awaited
-    for b in programs.prompt_buckets:
-      chunk = protocols.Chunk([self.rows] * b, [[]] * b, [0] * b)
-      yield protocols.Batch('prefill', -1, chunk=chunk)
-      for layer, stage in enumerate(programs.prefill):
-        if stage is not None:
-          yield protocols.Batch('prefill', layer)
-      if waves:
-        yield protocols.Batch('prefill', 0, finish=False)
-    yield from self._decode_padding()
-
-  def _decode_padding(self) -> Iterator[protocols.Batch]:
-    programs, model = self._programs, self._model
-    nobody = request_lib.SamplingParams()
-    for rows in programs.buckets:
-      away = [self.rows] * rows
-      entry = protocols.Entry(self.rows, 0, 0, nobody)
-      yield protocols.Batch('enter', -1, entries=[entry] * rows)
-      for layer in programs.distinct_stages():
-        yield protocols.Batch('decode', layer, rows=away)
-      if self._room < steps.distinct_limit(model, rows):
-        yield protocols.Batch('decode', 0, rows=away, finish=False)
-
-
-def _landed(now: int, moved: transfer_lib.Moved) -> protocols.Landed:
-  if moved.fault:
-    raise RuntimeError(
-      f'the load of expert {moved.key} into slot {moved.slot} failed: '
-      f'{moved.fault}'
-    )
-  return protocols.Landed(now, moved.key)
 
 
 def _empty_state(

@@ -15,9 +15,8 @@ from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import ablation, configs, overrides
 
 AXES = flags.DEFINE_list(
-  'axes', ['eviction', 'cache'], 'Of eviction, prefetch, cache, requests, '
-  'capacity; the others keep their first value.'
-)  # fmt: skip
+  'axes', ['eviction', 'cache'], 'To combine; others keep their first value.'
+)
 EVICTIONS = flags.DEFINE_list(
   'evictions', ['reuse', 'lfu_decayed', 'lfu', 'lru', 'fifo', 'random',
   'least_stale'], 'Values; belady and static too with a trace.'
@@ -29,9 +28,7 @@ PREFETCHERS = flags.DEFINE_list(
 AHEAD = flags.DEFINE_integer('ahead', 0, 'Prefetches a layer of a trace.')
 CACHES = flags.DEFINE_list('caches', ['0.25', '0.5', '0.75'], 'Fractions.')
 REQUESTS = flags.DEFINE_list('requests', ['8', '4', '16'], 'How many decode.')
-CAPACITIES = flags.DEFINE_list(
-  'capacities', ['global', 'layer'], 'One pool for all layers, or parts.'
-)
+CAPACITIES = flags.DEFINE_list('capacities', ['global', 'layer'], 'Pools.')
 TRACE = flags.DEFINE_string('trace', '', 'A routing trace to replay.')
 TOKENS = flags.DEFINE_string('tokens', '64:160', 'FIRST:END of the trace.')
 WARMUP = flags.DEFINE_integer('warmup', 32, 'Of these tokens, not measured.')

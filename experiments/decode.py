@@ -12,9 +12,7 @@ from bevy_jax.experiments import configs, job, overrides
 CONFIG = flags.DEFINE_string('config', 'plain', 'Named config to start from.')
 MODEL = flags.DEFINE_string('model', None, "'demo' or a model's directory.")
 SCHEDULER = flags.DEFINE_string('scheduler', None, 'lockstep or runahead.')
-EVICTION = flags.DEFINE_string(
-  'eviction', None, f'Who gives up its slot: {", ".join(config_lib.names())}.'
-)
+EVICTION = flags.DEFINE_string('eviction', None, f'{config_lib.names()}.')
 PREFETCH = flags.DEFINE_string('prefetch', None, 'E.g. next_gate:depth=2.')
 CACHE = flags.DEFINE_string(
   'cache', None, 'Fraction (0.5) of all experts, or a number of slots (64).'
@@ -28,7 +26,7 @@ TEMPERATURE = flags.DEFINE_float('temperature', None, '0 is greedy.')
 TOP_P = flags.DEFINE_float('top_p', None, 'Probability mass to keep.')
 SEED = flags.DEFINE_integer('seed', None, 'Request n draws with seed + n.')
 LINK = flags.DEFINE_string(
-  'link', None, 'auto, cuda, device_put, throttled:GB_PER_S or balanced:SHARE.'
+  'link', None, 'auto, cuda, device_put, throttled:GB_PER_S, balanced:SHARE.'
 )
 COMPARE = flags.DEFINE_list(
   'compare', None, 'scheduler[:eviction[:prefetch]] ... to compare.'
@@ -37,7 +35,6 @@ SET = flags.DEFINE_multi_string('set', [], 'field=value, of run or engine.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
 RECORD = flags.DEFINE_string('record', '', 'Trace (.npz) of the first run.')
 EVENTS = flags.DEFINE_string('events', '', 'Where to write the event log.')
-RECORD = flags.DEFINE_string('record', '', 'Where to write a routing trace.')
 
 
 def build_config() -> configs.Decode:

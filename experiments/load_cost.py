@@ -160,7 +160,7 @@ def sight(rule: prefetch.Prefetcher, shape: Shape, rounds: int) -> Sight:
 
 
 def _sight(rule: prefetch.Prefetcher, shape: Shape) -> Sight:
-  layers, experts, top_k, rows, slots, passes = shape
+  layers, experts, top_k, rows, slots, passes = shape[:6]
   rng, watch = np.random.default_rng(0), _Watched(rule)
   table = slot_table.SlotTable(layers, experts, slots)
   log = list[events.Event]()

@@ -26,6 +26,7 @@ SHAPE = flags.DEFINE_string(
 )
 EXPERT_MB = flags.DEFINE_float('expert_mb', 0.0, 'MB of an expert, instead.')
 LAYER_MB = flags.DEFINE_float('layer_mb', 40.0, 'MB of the rest of a layer.')
+HEAD_MB = flags.DEFINE_float('head_mb', 0.0, 'MB of the head.')
 REQUESTS = flags.DEFINE_integer('requests', 8, 'Rows that decode at once.')
 CACHE = flags.DEFINE_string('cache', '0.5', 'Fraction, or number of slots.')
 SCHEDULER = flags.DEFINE_string(
@@ -47,8 +48,9 @@ BOUNDS = flags.DEFINE_bool('bounds', True, 'Whether bounds are computed too.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
 
 
-_PLAIN = (TRACE, PLATFORM, SHAPE, EXPERT_MB, LAYER_MB, REQUESTS, SCHEDULER,
-  EVICTION, PREFETCH, FIRST, COUNT, SKIP, TOKENS, LINK, BOUNDS)  # fmt: skip
+_PLAIN = (TRACE, PLATFORM, SHAPE, EXPERT_MB, LAYER_MB, HEAD_MB, REQUESTS,
+  SCHEDULER, EVICTION, PREFETCH, FIRST, COUNT, SKIP, TOKENS, LINK, BOUNDS,
+)  # fmt: skip
 
 
 def build_config() -> simulation.Replay:

@@ -30,6 +30,7 @@ class Replay:
       the trace how many there are.
     expert_mb: MB (1e6 bytes) of an expert where there is no model_shape.
     layer_mb: MB of a layer's shared weights then.
+    head_mb: MB of the head then.
     requests: R, rows that decode together.
     cache: see `EngineConfig.cache`.
     scheduler: a name of `config.SCHEDULERS`.
@@ -51,6 +52,7 @@ class Replay:
   model_shape: str = ''
   expert_mb: float = 0.0
   layer_mb: float = 40.0
+  head_mb: float = 0.0
   requests: int = 8
   cache: float | int = 0.5
   scheduler: str = 'runahead'
@@ -69,15 +71,15 @@ class Replay:
     for name in ('first', 'count', 'skip', 'tokens'):
       if getattr(self, name) < 0:
         raise ValueError(f'{name} is {getattr(self, name)}; 0 is the least.')
+    for name in ('expert_mb', 'layer_mb', 'head_mb'):
+      if not 0 <= getattr(self, name) < math.inf:
+        raise ValueError(
+          f'{name} is {getattr(self, name)}; it must be finite and not below 0.'
+        )
     if bool(self.model_shape) == bool(self.expert_mb):
       raise ValueError(
         f'model_shape is {self.model_shape!r} and expert_mb {self.expert_mb}; '
         'give exactly one of them, to say how large an expert is.'
-      )
-    if not (0 <= self.expert_mb < math.inf and 0 <= self.layer_mb < math.inf):
-      raise ValueError(
-        f'expert_mb is {self.expert_mb} and layer_mb {self.layer_mb}; they '
-        'must be finite and not below 0.'
       )
     self.variants()
     # Ranges of what an engine has are checked where an engine is described.
@@ -123,17 +125,19 @@ class Simulation:
     slots: size of the cache.
   """
 
-  def __init__(self, config: Replay):
+  def __init__(self, config: Replay, trace: trace_lib.Trace | None = None):
+    """Args: `trace` is used instead of the one that `config` names."""
     self.config = config
     shape, form = None, ''
     if config.model_shape:
       shape, form = shapes.parse(config.model_shape)
-    self.trace = _routing(config, shape)
+    self.trace = trace or _routing(config, shape)
     self._model = virtual.shape(self.trace)
     self._platform = _linked(platforms.find(config.platform), config.link)
     if shape is None:
       self.expert_bytes = max(1, round(config.expert_mb * _MB))
-      layer, head = round(config.layer_mb * _MB), 0
+      layer = round(config.layer_mb * _MB)
+      head = round(config.head_mb * _MB)
     else:
       self.expert_bytes = shape.expert_bytes(form)
       layer, head = shape.layer_bytes, shape.head_bytes

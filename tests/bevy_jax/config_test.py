@@ -157,7 +157,7 @@ class ConfigTest(parameterized.TestCase):
     self.assertEqual(config.slots(made, model, 1000), 10)
     self.assertEqual(config.slots(made, model, 3333), 3)
     self.assertEqual(config.slots(made, model, 1), 32)
-    with self.assertRaisesRegex(ValueError, 'is 1 slots .*give at least') as c:
+    with self.assertRaisesRegex(ValueError, 'is 1 slots.*give at least') as c:
       config.slots(made, model, 9_999)
     self._enough('cache_gib', str(c.exception), 9_999)
 

@@ -181,7 +181,7 @@ class BytesTest(parameterized.TestCase):
     store, pool = _store(9, shape, dtype, runtime), _pool(5, shape, dtype)
     link = direct.Direct(store.block, pool, runtime)
     slow = transfer.DevicePut(store.block, _DEVICE)
-    write = jax.jit(transfer.write_slots, donate_argnums=0)
+    write = jax.jit(transfer.write_slots, static_argnums=3, donate_argnums=0)
     other = _pool(5, shape, dtype)
     rng = np.random.default_rng(1)
     for _ in range(20):
@@ -190,7 +190,8 @@ class BytesTest(parameterized.TestCase):
         each.begin(key, slot)
         (moved,) = _drain(each, 1)
         if moved.block is not None:
-          other = write(other, np.array([slot], np.int32), [moved.block])
+          slots = np.array([slot], np.int32)
+          other, _ = write(other, slots, [moved.block], False)
       got = np.array(pool[slot]), np.array(other[slot])
       for bits in got:
         self.assertEqual(host_store.fingerprint(bits), store.fingerprint(key))

@@ -78,7 +78,7 @@ class StagingTest(absltest.TestCase):
     )
     self.addCleanup(self.store.close)
     inner: transfer.Transfer
-    inner = transfer.DevicePut(self.store.array, self.device)
+    inner = transfer.DevicePut(self.store.block, self.device)
     if throttle:
       inner = transfer.Throttled(
         inner, time.perf_counter_ns, self.store.block_bytes, **throttle
@@ -146,7 +146,7 @@ class StagingTest(absltest.TestCase):
 
   def test_a_block_staged_on_the_device_is_released_at_once(self):
     self.make(1)
-    inner = transfer.DevicePut(self.store.array, self.device)
+    inner = transfer.DevicePut(self.store.block, self.device)
     inner._staged = True
     with mock.patch.object(
       jax, 'device_put', lambda x, _: jnp.array(np.array(x))
@@ -162,7 +162,7 @@ class StagingTest(absltest.TestCase):
   def test_faults_are_told_and_the_blocks_given_back(self):
     # Seen to fail (no end) without the `release` of a failed load.
     self.make(1)
-    inner = transfer.DevicePut(self.store.array, self.device)
+    inner = transfer.DevicePut(self.store.block, self.device)
     inner._staged = True
     link = staging.Staging(self.store, inner)
     with mock.patch.object(self.file, 'read', side_effect=OSError('broken')):
