@@ -330,9 +330,10 @@ class DeviceExecutor:
     memory = pinned.JaxMemory(
       self._store.shape, self._store.dtype, self._device
     )
-    block = memory.block()
-    block.view[...] = 0
-    transfer = transfer_lib.DevicePut(lambda key: block.array, self._device)
+    view, array = memory.block()
+    assert array is not None, 'JAX does not know its own memory'
+    view[...] = 0
+    transfer = transfer_lib.DevicePut(lambda key: array, self._device)
     for size in transfer_lib.BATCHES:
       for _ in range(size):
         transfer.begin(0, 0)
