@@ -67,7 +67,7 @@ def _predict(
   model, engine = bench.llm.model, bench.llm.config
   trace = recording.trace(done.log, model.config, {'model': bench.config.model})
   layers = jax.tree.leaves(model.params['layers'])
-  head = model.params.get('head', model.params['embed'])
+  head = model.params['head' if 'head' in model.params else 'embed']
   config = simulation.Replay(
     platform=platform,
     expert_mb=model.experts.block_bytes / _MB,
