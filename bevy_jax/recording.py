@@ -1,275 +1,137 @@
-"""A recorded run: its routing as a trace, and the run lived through again."""
+"""A run's event log -> the routing trace of what it decoded."""
 
+import dataclasses
+import pathlib
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import numpy as np
 
-from bevy_jax import engine as engine_lib
-from bevy_jax import events, protocols
-from bevy_jax import request as request_lib
+from bevy_jax import events
 from bevy_jax import trace as trace_lib
-from bevy_jax.layers import config as model_config
-from bevy_jax.offload import eviction as eviction_lib
 
-_Kind = TypeVar('_Kind', bound=events.Event)
-# What the engine decides, and what happens to it.
-_DECISIONS = (events.LoadIssued, events.LaunchBegun)
-_ARRIVALS = (events.LoadLanded, events.LaunchEnded)
+
+@dataclasses.dataclass
+class _Path:
+  """What one request used, layers within tokens, and how it ended."""
+
+  experts: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+  tokens: int = 0
+  reason: str | None = None
 
 
 def trace(
   log: Sequence[events.Event],
-  model: model_config.ModelConfig,
+  *,
+  layers: int,
+  num_experts: int,
   meta: dict[str, Any],
 ) -> trace_lib.Trace:
-  """The decode routing of a run, a request each in order of their numbers.
+  """The decode routing of one run, in order of requests and tokens.
+
+  Row n has the request of n-th lowest number, and ids keep the router's
+  order. Prompts are not in it, except for their last tokens, which decode. A
+  pass that an error or an interruption cut short is left out.
 
   Args:
-    log: all events.
-    model: whose routers they are.
-    meta: where it comes from.
+    log: all events of one run.
+    layers: MoE layers of the model.
+    num_experts: experts of a layer.
+    meta: what else a reader should know: model, top_k, licence, source.
 
   Raises:
-    ValueError: no request has a token.
+    ValueError: events are missing or come twice, or nothing was decoded.
   """
-  layers, k = len(model.moe_ids), model.top_k
-  lengths, _ = _ends(log)
-  if not lengths:
-    raise ValueError('the run has no tokens, so there is no routing to record.')
-  numbers = sorted(lengths)
-  row = {number: i for i, number in enumerate(numbers)}
-  experts = np.full(
-    (len(numbers), max(lengths.values()), layers, k), -1, np.int16
-  )
-  for event in log:
-    if not isinstance(event, events.Routed):
-      continue
-    # A token that never came has been routed through some layers alone.
-    if event.token < lengths.get(event.request, 0):
-      experts[row[event.request], event.token, event.layer] = event.experts
-  return trace_lib.Trace(
+  paths: dict[int, _Path] = {}
+  for index, event in enumerate(log):
+    if isinstance(event, events.Admitted):
+      if event.request in paths:
+        raise ValueError(
+          f'event {index} admits request {event.request} a second time, so the '
+          'log holds more than one run; record one run alone.'
+        )
+      paths[event.request] = _Path()
+    elif isinstance(event, events.Routed | events.Token | events.Finished):
+      _follow(paths.get(event.request), event, index, layers)
+  lengths = [_length(number, paths[number], layers) for number in sorted(paths)]
+  if not any(lengths):
+    raise ValueError(
+      f'the log of {len(log)} events has no token whose routing is whole, so '
+      'there is nothing to record; let every request generate a token.'
+    )
+  top_k = len(next(p.experts[0] for p in paths.values() if p.experts))
+  shape = len(lengths), max(lengths), layers, top_k
+  experts = np.full(shape, -1, np.int16)
+  for row, number in enumerate(sorted(paths)):
+    whole = paths[number].experts[: lengths[row] * layers]
+    for at, ids in enumerate(whole):
+      if len(ids) != top_k:
+        raise ValueError(
+          f'request {number}, token {at // layers}, layer {at % layers} uses '
+          f'{len(ids)} experts, but others use {top_k}; the log is damaged.'
+        )
+    if whole:
+      experts[row, : lengths[row]] = np.reshape(whole, (-1, layers, top_k))
+  made = trace_lib.Trace(
     experts=experts,
-    lengths=np.array([lengths[n] for n in numbers], np.int32),
-    num_experts=model.num_experts,
-    meta=meta | {'top_k': k, 'phase': 'decode', 'requests': numbers},
+    lengths=np.array(lengths, np.int32),
+    num_experts=num_experts,
+    meta={'phase': 'decode', 'top_k': top_k} | meta,
   )
+  trace_lib.check(made)
+  return made
 
 
-class Relived:
-  """An executor that answers as a recorded run was answered, when it was.
-
-  See `protocols.Executor`. What the engine decides must be what it decided
-  then: loads and launches are compared one by one.
-
-  Attributes:
-    chunk: see `Executor`; that of the recorded run.
-  """
-
-  def __init__(self, log: Sequence[events.Event], experts: int, chunk: int):
-    self.chunk = chunk
-    self._log, self._experts = log, experts
-    self._next, self._now = 0, 0
-    self._flights: dict[int, events.LaunchBegun] = {}
-    self._resident: set[int] = set()
-    self._sizes: list[int] = []  # Tokens a row of the chunk in prefill.
-
-  def now(self) -> int:
-    """See `Executor`: when the last thing happened that was told."""
-    return self._now
-
-  def load(self, key: int, slot: int) -> None:
-    """See `Executor`; ValueError where the recorded run loaded another one."""
-    event = self._expect(events.LoadIssued, f'loads key {key}')
-    if (event.key, event.slot) != (key, slot):
-      self._diverged(f'loads key {key} into slot {slot}')
-    self._next += 1
-
-  def launch(self, number: int, batch: protocols.Batch) -> None:
-    """See `Executor`; ValueError where the recorded run launched another."""
-    what = f'launches {batch.kind} {number} at layer {batch.layer}'
-    event = self._expect(events.LaunchBegun, what)
-    mine = (number, batch.kind, batch.layer, batch.finish)
-    if (event.launch, event.kind, event.layer, event.finish) != mine:
-      self._diverged(what)
-    if batch.chunk is not None:
-      self._sizes = [len(ids) for ids in batch.chunk.tokens]
-    self._flights[number] = event
-    self._next += 1
-
-  def poll(self) -> list[protocols.Landed | protocols.Ended]:
-    """See `Executor`: all that happened before the next decision."""
-    out: list[protocols.Landed | protocols.Ended] = []
-    while self._next < len(self._log):
-      event = self._log[self._next]
-      if isinstance(event, _DECISIONS):
-        break
-      self._next += 1
-      self._now = max(self._now, event.time)
-      if isinstance(event, events.LoadLanded):
-        self._resident.add(event.key)
-        out.append(protocols.Landed(event.time, event.key, event.began))
-      elif isinstance(event, events.LaunchEnded):
-        out.append(self._ended(event))
-      elif isinstance(event, events.Evicted):
-        self._resident.discard(event.key)
-    return out
-
-  def wait(self) -> None:
-    """See `Executor`; ValueError where nothing more was recorded."""
-    self._diverged('waits')
-
-  def close(self) -> None:
-    """See `Executor`."""
-
-  def _expect(self, kind: type[_Kind], does: str) -> _Kind:
-    """The decision that comes next, which must be of a kind."""
-    while self._next < len(self._log):
-      event = self._log[self._next]
-      if isinstance(event, (*_DECISIONS, *_ARRIVALS)):
-        break
-      if isinstance(event, events.Evicted):
-        self._resident.discard(event.key)
-      self._next += 1
-    if self._next == len(self._log):
-      self._diverged(does)
-    event = self._log[self._next]
-    if not isinstance(event, kind):
-      self._diverged(does)
-    self._now = max(self._now, event.time)
-    return event
-
-  def _diverged(self, does: str) -> NoReturn:
-    over = self._next >= len(self._log)
-    then = 'over' if over else f'at {self._log[self._next]}'
+def _follow(
+  path: _Path | None,
+  event: events.Routed | events.Token | events.Finished,
+  index: int,
+  layers: int,
+) -> None:
+  """Adds an event; a request reveals its layers in order, none left out."""
+  if path is None:
     raise ValueError(
-      f'the engine {does}, but event {self._next} of the recorded run is '
-      f'{then}. Replay it with its own model, scheduler, eviction, rows, slots '
-      'and link depth, and a log that begins with a cold cache.'
+      f'event {index} is about request {event.request}, which was never '
+      'admitted: the log has lost its beginning; record the run again.'
     )
-
-  def _ended(self, event: events.LaunchEnded) -> protocols.Ended:
-    begun, told = self._flights.pop(event.launch), self._told()
-    tokens: dict[int, int] = {}
-    choices: dict[int, tuple[int, ...]] = {}
-    broken = set()
-    for e in told:
-      if isinstance(e, events.Token):
-        tokens[e.request] = e.token
-      elif isinstance(e, events.Routed):
-        choices[e.request] = e.experts
-      elif isinstance(e, events.Finished) and e.reason == 'error':
-        broken.add(e.request)
-    group = begun.requests if begun.finish else ()
-    return protocols.Ended(
-      event.time,
-      event.launch,
-      [tokens.get(number, -1) for number in group],
-      [number not in broken for number in group],
-      self._prompt_choices(told)
-      if begun.kind == 'prefill'
-      else [choices.get(number, ()) for number in group],
-      began=event.began,
-    )
-
-  def _told(self) -> list[events.Event]:
-    """What the engine wrote down of the answer, right behind the end."""
-    found: list[events.Event] = []
-    for event in self._log[self._next :]:
-      if isinstance(event, (*_DECISIONS, *_ARRIVALS)):
-        break
-      found.append(event)
-    return found
-
-  def _prompt_choices(self, told: list[events.Event]) -> list[tuple[int, ...]]:
-    """Choices with the recorded experts, uses and hits; whose is unknown."""
-    routed = [e for e in told if isinstance(e, events.PrefillRouted)]
-    if not routed:
-      return []
-    event = routed[0]
-    base = event.layer * self._experts
-    here = [e for e in event.experts if base + e in self._resident]
-    away = [e for e in event.experts if base + e not in self._resident]
-    ids = list(event.experts)
-    ids += here[:1] * (event.hits - len(here))
-    ids += away[:1] * (event.uses - len(ids))
-    k = event.uses // sum(self._sizes)
-    each = [tuple(ids[i : i + k]) for i in range(0, len(ids), k)]
-    choices: list[tuple[int, ...]] = []
-    for size in self._sizes:
-      choices += each[:size] + [()] * (self.chunk - size)
-      each = each[size:]
-    return choices
+  if isinstance(event, events.Finished):
+    path.reason = event.reason
+  elif isinstance(event, events.Token):
+    path.tokens += 1
+  else:
+    token, layer = divmod(len(path.experts), layers)
+    if (event.token, event.layer) != (token, layer):
+      raise ValueError(
+        f'event {index} routes token {event.token} of request {event.request} '
+        f'at layer {event.layer}, but token {token} at layer {layer} should '
+        'come next: the log has a hole; record the run again.'
+      )
+    path.experts.append(event.experts)
 
 
-def relive(
-  log: Sequence[events.Event],
-  model: model_config.ModelConfig,
-  scheduler: protocols.Scheduler,
-  eviction: eviction_lib.Eviction,
-  *,
-  rows: int,
-  slots: int,
-  link_depth: int,
-  chunk: int,
-) -> list[events.Event]:
-  """The log of an engine to which everything happens as it was recorded.
-
-  Args:
-    log: all events of a run from a cold cache, whose requests were all there
-      when it began and have all ended.
-    model: the run's.
-    scheduler: the run's; with another one ValueError says where they part.
-    eviction: likewise.
-    rows: R.
-    slots: size of the cache.
-    link_depth: loads on the link at once.
-    chunk: prompt tokens a row that one prefill launch takes.
-  """
-  lengths, reasons = _ends(log)
-  asked = [e for e in log if isinstance(e, events.Admitted)]
-  going_on = [e.request for e in asked if e.request not in reasons]
-  if going_on:
+def _length(number: int, path: _Path, layers: int) -> int:
+  """Tokens whose routing is whole; ValueError where some was lost."""
+  length, rest = divmod(len(path.experts), layers)
+  cut = path.reason in (None, 'error')
+  if path.tokens > length or (not cut and (path.tokens < length or rest)):
     raise ValueError(
-      f'requests {going_on} have not ended in the log; record a whole run.'
+      f'request {number} ended with {path.reason!r} after {path.tokens} '
+      f'tokens, but {len(path.experts)} routings at {layers} layers are known: '
+      'the log has a hole; record the run again.'
     )
-
-  def stop(p: request_lib.Progress, token: int) -> str | None:
-    del token
-    number = p.request.number
-    last = len(p.generated) == lengths[number]
-    return reasons[number] if last and reasons[number] != 'error' else None
-
-  found = engine_lib.Engine(
-    model,
-    Relived(log, model.num_experts, chunk),
-    scheduler,
-    eviction,
-    rows=rows,
-    slots=slots,
-    link_depth=link_depth,
-    stop=stop,
-  )
-  for e in asked:
-    # What a prompt says is in the recorded answers.
-    prompt, tokens = (0,) * e.prompt_tokens, lengths.get(e.request, 0) + 1
-    found.submit(
-      request_lib.Request(number=e.request, prompt=prompt, new_tokens=tokens)
-    )
-  while found.busy:
-    found.step()
-  return found.log
+  return length
 
 
-def _ends(
-  log: Sequence[events.Event],
-) -> tuple[dict[int, int], dict[int, str]]:
-  """Tokens of each request that has any, and why each that ended did."""
-  lengths: dict[int, int] = {}
-  reasons: dict[int, str] = {}
-  for event in log:
-    if isinstance(event, events.Token):
-      lengths[event.request] = event.index + 1
-    elif isinstance(event, events.Finished):
-      reasons[event.request] = event.reason
-  return lengths, reasons
+def licence(directory: pathlib.Path) -> str | None:
+  """The licence that a model card's first lines name, None where none does."""
+  card = directory / 'README.md'
+  if not card.is_file():
+    return None
+  head, *rest = card.read_text('utf-8', errors='replace').split('\n---', 1)
+  if not rest or not head.startswith('---'):
+    return None
+  for line in head.splitlines():
+    name, _, value = line.partition(':')
+    if name == 'license' and value.strip():
+      return value.strip().strip('\'"')
+  return None

@@ -35,8 +35,8 @@ COMPARE = flags.DEFINE_list(
 )
 SET = flags.DEFINE_multi_string('set', [], 'field=value, of run or engine.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
+RECORD = flags.DEFINE_string('record', '', 'Trace (.npz) of the first run.')
 EVENTS = flags.DEFINE_string('events', '', 'Where to write the event log.')
-RECORD = flags.DEFINE_string('record', '', 'Where to write a routing trace.')
 
 
 def build_config() -> configs.Decode:

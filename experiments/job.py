@@ -24,8 +24,8 @@ def main(
   """Runs it; the exit code: 0, 1 where a request failed, 130 after Ctrl-C.
 
   What was decoded until then is printed, and the report and the events are
-  written all the same. `report`, `log` and `record` (the routing trace of the
-  first variant) are paths, empty for none.
+  written all the same. `report`, `log` and `record` are paths, empty for
+  none; `record` is the routing trace of the first run, whose texts are shown.
   """
   for path in (report, log, record):
     folder = pathlib.Path(path or '.').resolve().parent
@@ -56,24 +56,30 @@ def main(
     events.save(path, {'config': resolved, 'link': bench.link}, done.log)
     console.print(f'events: {path}', highlight=False)
   if record:
-    _record(console, record, bench, runs[0])
+    _record(console, bench, runs[0], record)
   if runs[-1].interrupted:
     return 130
   return 1 if _errors(console, runs) else 0
 
 
 def _record(
-  console: rich.console.Console, path: str, bench: run.Bench, done: run.Run
+  console: rich.console.Console, bench: run.Bench, done: run.Run, path: str
 ) -> None:
-  """Writes which experts the tokens of a run used."""
-  meta = {'model': bench.config.model, 'source': run.command()}
-  try:
-    found = recording.trace(done.log, bench.llm.model.config, meta)
-  except ValueError as error:
-    console.print(f'no routing trace: {error}', highlight=False)
+  """Writes a run's routing; one stopped before its first token has none."""
+  if not any(isinstance(e, events.Token) for e in done.log):
+    console.print('trace: not written, for nothing was decoded')
     return
+  model, name = bench.llm.model, ' / '.join(bench.config.variants()[0])
+  meta = {'model': bench.config.model, 'source': run.command(), 'run': name}
+  licence = recording.licence(model.directory)
+  found = recording.trace(
+    done.log,
+    layers=len(model.config.moe_ids),
+    num_experts=model.config.num_experts,
+    meta=meta | ({'licence': licence} if licence else {}),
+  )
   trace_lib.save(path, found)
-  console.print(f'routing trace: {path}', highlight=False)
+  console.print(f'trace of {name}: {path}', highlight=False)
 
 
 def _texts(

@@ -38,7 +38,7 @@ class DecodeTest(parameterized.TestCase):
       '--compare=lockstep,runahead:lru',
       f'--report={folder / "report.json"}',
       f'--events={folder / "events.jsonl"}',
-      f'--record={folder / "routing.npz"}',
+      f'--record={folder / "run.npz"}',
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn(
@@ -48,9 +48,6 @@ class DecodeTest(parameterized.TestCase):
     first = json.loads(done.stdout.splitlines()[0])
     self.assertEqual(first['engine']['cache'], 0.25)
     runs = json.loads((folder / 'report.json').read_text('utf-8'))['runs']
-    routing = trace.load(folder / 'routing.npz')
-    self.assertEqual(routing.lengths.tolist(), [6, 6, 6])
-    self.assertEqual(routing.meta['model'], 'demo')
     names = [r['config']['engine']['scheduler'] for r in runs]
     self.assertEqual(names, ['lockstep', 'runahead'])
     for number, run in enumerate(runs):
@@ -61,6 +58,17 @@ class DecodeTest(parameterized.TestCase):
       self.assertEqual(header['version'], events.VERSION)
       loads = sum(isinstance(e, events.LoadIssued) for e in log)
       self.assertEqual(loads, run['total']['loads'] + run['prefill_loads'])
+    self.assertIn('trace of lockstep / lfu_decayed', done.stdout)
+    found = trace.load(folder / 'run.npz')
+    _, log = events.load(folder / 'events.jsonl.0')
+    routed = [e for e in log if isinstance(e, events.Routed)]
+    self.assertEqual(found.lengths.tolist(), [6, 6, 6])
+    for e in routed:
+      ids = found.experts[e.request, e.token, e.layer]
+      self.assertEqual(ids.tolist(), list(e.experts))
+    self.assertEqual(found.meta['model'], 'demo')
+    self.assertEqual(found.meta['licence'], 'apache-2.0')
+    self.assertIn('experiments.decode --config=demo', found.meta['source'])
 
   @parameterized.parameters(
     ('--cache=2', 'at least 4 slots'),
@@ -74,6 +82,7 @@ class DecodeTest(parameterized.TestCase):
     ('--set=engine.chunk=x', 'expected a value of type int'),
     ('--model=/no/such/model', 'no/such/model'),
     ('--count=-1', 'at least 0'),
+    ('--record=/no/such/folder/r.npz', 'make it first'),
     ('--report=/no/such/folder/r.json', 'make it first'),
     ('--temperature=-1', 'temperature is -1'),
   )

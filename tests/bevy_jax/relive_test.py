@@ -1,4 +1,4 @@
-"""Recorded runs: their routing, and the same run again from its own times.
+"""Recorded runs again, from their own times.
 
 Seen to fail: `Relived.poll` that goes past a decision, answers in another
 order, an eviction other than the run's own, a landing left out of the log.
@@ -7,14 +7,12 @@ order, an eviction other than the run's own, a landing left out of the log.
 import random
 from typing import Any
 
-import numpy as np
 from absl.testing import absltest, parameterized
 
 from bevy_jax import config as config_lib
 from bevy_jax import costs as costs_lib
-from bevy_jax import engine, events, recording, synthetic, virtual
+from bevy_jax import engine, events, relive, synthetic, virtual
 from bevy_jax import request as request_lib
-from bevy_jax import trace as trace_lib
 from bevy_jax.layers import config as model_config
 
 _SEEDS = 25
@@ -93,7 +91,7 @@ class ReliveTest(parameterized.TestCase):
     policies = config_lib.SCHEDULERS[scheduler], config_lib.EVICTIONS[eviction]
     for seed in range(_SEEDS):
       log, model, settings = _simulated(seed, scheduler, eviction)
-      again = recording.relive(log, model, *policies, **settings)
+      again = relive.relive(log, model, *policies, **settings)
       self.assertEqual(_told(again), _told(log))
 
   def test_another_eviction_parts_from_it(self):
@@ -101,7 +99,7 @@ class ReliveTest(parameterized.TestCase):
     for seed in range(_SEEDS):
       log, model, settings = _simulated(seed, 'runahead', 'lru')
       try:
-        recording.relive(
+        relive.relive(
           log,
           model,
           config_lib.SCHEDULERS['runahead'],
@@ -118,41 +116,10 @@ class ReliveTest(parameterized.TestCase):
     policies = config_lib.SCHEDULERS['lockstep'], config_lib.EVICTIONS['lru']
     half = [e for e in log if not isinstance(e, events.Finished)]
     with self.assertRaisesRegex(ValueError, 'have not ended'):
-      recording.relive(half, model, *policies, **settings)
+      relive.relive(half, model, *policies, **settings)
     at = next(i for i, e in enumerate(log) if isinstance(e, events.LoadLanded))
     with self.assertRaisesRegex(ValueError, 'of the recorded run is'):
-      recording.relive(log[:at] + log[at + 1 :], model, *policies, **settings)
-
-
-class TraceTest(absltest.TestCase):
-  def test_the_routing_of_a_run(self):
-    log, model, _ = _simulated(5, 'runahead', 'lru')
-    found = recording.trace(log, model, {'model': 'a hash'})
-    trace_lib.check(found)
-    counts = {
-      e.request: e.index + 1 for e in log if isinstance(e, events.Token)
-    }
-    self.assertEqual(
-      found.lengths.tolist(), [counts[n] for n in sorted(counts)]
-    )
-    self.assertEqual(found.meta['model'], 'a hash')
-    for e in log:
-      if isinstance(e, events.Routed) and e.token < counts[e.request]:
-        np.testing.assert_array_equal(
-          found.experts[e.request, e.token, e.layer], e.experts
-        )
-
-  def test_a_token_that_never_came_is_left_out(self):
-    log, model, _ = _simulated(5, 'runahead', 'lru')
-    at = [i for i, e in enumerate(log) if isinstance(e, events.Token)]
-    found = recording.trace(log[: at[2]], model, {})
-    trace_lib.check(found)
-    self.assertEqual(int(found.lengths.sum()), 2)
-
-  def test_nothing_to_record(self):
-    _, model, _ = _simulated(5, 'runahead', 'lru')
-    with self.assertRaisesRegex(ValueError, 'no tokens'):
-      recording.trace([], model, {})
+      relive.relive(log[:at] + log[at + 1 :], model, *policies, **settings)
 
 
 if __name__ == '__main__':
