@@ -10,7 +10,7 @@ import pathlib
 
 from absl import app, flags
 
-from bevy_jax.experiments import layer_fit
+from bevy_jax.experiments import platform_fit
 
 FOLDER = flags.DEFINE_string('folder', '', 'Where the measurements lie.')
 
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   try:
-    found = layer_fit.fit(pathlib.Path(FOLDER.value))
+    found = platform_fit.fit(pathlib.Path(FOLDER.value))
   except (OSError, KeyError, ValueError) as error:
     raise SystemExit(f'fit_platform: {FOLDER.value}: {error}') from error
   for name, value in found._asdict().items():

@@ -65,9 +65,14 @@ def _predict(
 ) -> float:
   """Tokens/s of the recorded routing on the simulated machine."""
   model, engine = bench.llm.model, bench.llm.config
-  trace = recording.trace(done.log, model.config, {'model': bench.config.model})
+  trace = recording.trace(
+    done.log,
+    layers=len(model.config.moe_ids),
+    num_experts=model.config.num_experts,
+    meta={'model': bench.config.model},
+  )
   layers = jax.tree.leaves(model.params['layers'])
-  head = model.params.get('head', model.params['embed'])
+  head = model.params['head' if 'head' in model.params else 'embed']
   config = simulation.Replay(
     platform=platform,
     expert_mb=model.experts.block_bytes / _MB,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from absl.testing import absltest, parameterized
 
-from bevy_jax import LLM, SamplingParams, events, reliving
+from bevy_jax import LLM, SamplingParams, events, relive
 from bevy_jax import config as config_lib
 from bevy_jax.layers import reference
 
@@ -157,7 +157,7 @@ class RecordedTest(parameterized.TestCase):
     ran = llm.engine(scheduler, eviction)
     for _ in llm.run(ran, llm.requests(PROMPTS, 6)):
       pass
-    again = reliving.relive(
+    again = relive.relive(
       ran.log,
       llm.model.config,
       config_lib.SCHEDULERS[scheduler],

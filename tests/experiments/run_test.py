@@ -99,9 +99,6 @@ class DecodeTest(parameterized.TestCase):
     first = json.loads(done.stdout.splitlines()[0])
     self.assertEqual(first['engine']['cache'], 0.25)
     runs = json.loads((folder / 'report.json').read_text('utf-8'))['runs']
-    routing = trace.load(folder / 'routing.npz')
-    self.assertEqual(routing.lengths.tolist(), [6, 6, 6])
-    self.assertEqual(routing.meta['model'], 'demo')
     names = [r['config']['engine']['scheduler'] for r in runs]
     self.assertEqual(names, ['lockstep', 'runahead'])
     for number, run in enumerate(runs):

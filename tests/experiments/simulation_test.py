@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 
+import numpy as np
 from absl.testing import absltest, parameterized
 
 from bevy_jax import config as config_lib
@@ -93,6 +94,18 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(asked.load, round(9_437_184 / 2))
     self.assertEqual(asked.latency, 7000)
     self.assertEqual(asked.expert, plain.expert)
+
+  def test_static_knows_the_others_alone(self):
+    """Seen to fail with the requests that decode left in."""
+    sim = simulation.Simulation(_config(first=2))
+    found = sim._eviction('static')
+    trace = sim.trace
+    keep = [0, 1, *range(5, 16)]
+    keys = trace.experts[keep] + 32 * np.arange(24)[:, None]
+    wanted = np.bincount(keys.ravel(), minlength=24 * 32)
+    np.testing.assert_array_equal(found.popularity, wanted)
+    with self.assertRaisesRegex(ValueError, 'there are no more'):
+      simulation.Simulation(_config(requests=16)).engine('lockstep', 'static')
 
   def test_bytes_without_a_shape(self):
     sim = simulation.Simulation(

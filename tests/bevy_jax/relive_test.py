@@ -1,4 +1,4 @@
-"""Recorded runs: the same run again, from its own times.
+"""Recorded runs again, from their own times.
 
 Seen to fail: `Relived.poll` that goes past a decision, answers in another
 order, an eviction other than the run's own, a landing left out of the log.
@@ -11,7 +11,7 @@ from absl.testing import absltest, parameterized
 
 from bevy_jax import config as config_lib
 from bevy_jax import costs as costs_lib
-from bevy_jax import engine, events, reliving, synthetic, virtual
+from bevy_jax import engine, events, relive, synthetic, virtual
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 
@@ -91,7 +91,7 @@ class ReliveTest(parameterized.TestCase):
     policies = config_lib.SCHEDULERS[scheduler], config_lib.EVICTIONS[eviction]
     for seed in range(_SEEDS):
       log, model, settings = _simulated(seed, scheduler, eviction)
-      again = reliving.relive(log, model, *policies, **settings)
+      again = relive.relive(log, model, *policies, **settings)
       self.assertEqual(_told(again), _told(log))
 
   def test_another_eviction_parts_from_it(self):
@@ -99,7 +99,7 @@ class ReliveTest(parameterized.TestCase):
     for seed in range(_SEEDS):
       log, model, settings = _simulated(seed, 'runahead', 'lru')
       try:
-        reliving.relive(
+        relive.relive(
           log,
           model,
           config_lib.SCHEDULERS['runahead'],
@@ -116,10 +116,10 @@ class ReliveTest(parameterized.TestCase):
     policies = config_lib.SCHEDULERS['lockstep'], config_lib.EVICTIONS['lru']
     half = [e for e in log if not isinstance(e, events.Finished)]
     with self.assertRaisesRegex(ValueError, 'have not ended'):
-      reliving.relive(half, model, *policies, **settings)
+      relive.relive(half, model, *policies, **settings)
     at = next(i for i, e in enumerate(log) if isinstance(e, events.LoadLanded))
     with self.assertRaisesRegex(ValueError, 'of the recorded run is'):
-      reliving.relive(log[:at] + log[at + 1 :], model, *policies, **settings)
+      relive.relive(log[:at] + log[at + 1 :], model, *policies, **settings)
 
 
 if __name__ == '__main__':

@@ -8,7 +8,7 @@ import unittest
 from absl.testing import absltest
 
 from bevy_jax import platforms, shapes
-from bevy_jax.experiments import layer_fit
+from bevy_jax.experiments import platform_fit
 
 _REAL = (
   pathlib.Path(__file__).resolve().parents[3]
@@ -39,7 +39,7 @@ class FitTest(absltest.TestCase):
       [(layer, n, 10 + 0.25 * n) for n in tokens
        for layer in ('layernorm', 'qkv_proj', 'embedding')],
     )  # fmt: skip
-    found = layer_fit.fit(folder)
+    found = platform_fit.fit(folder)
     shape = shapes.SHAPES['qwen3-30b-a3b']
     self.assertAlmostEqual(
       found.memory_gb_per_s, shape.expert_bytes() / 3000, places=6
@@ -54,7 +54,7 @@ class FitTest(absltest.TestCase):
 
   @unittest.skipUnless(_REAL.is_dir(), 'the measurements are not here')
   def test_the_preset_is_the_fit(self):
-    found, kept = layer_fit.fit(_REAL), platforms.RTX_PRO_6000
+    found, kept = platform_fit.fit(_REAL), platforms.RTX_PRO_6000
     for name in ('memory_gb_per_s', 'launch_us', 'row_us', 'prefill_us'):
       self.assertAlmostEqual(
         getattr(found, name) / getattr(kept, name), 1, delta=0.005, msg=name
