@@ -11,6 +11,7 @@ import time
 import pytest
 from absl.testing import absltest, parameterized
 
+from bevy_jax import config as config_lib
 from bevy_jax import events
 from bevy_jax.experiments import configs
 
@@ -62,7 +63,8 @@ class DecodeTest(parameterized.TestCase):
     ('--cache=2', 'at least 4 slots'),
     ('--scheduler=lokstep', "did you mean 'lockstep'"),
     ('--compare=runahead:lr', "did you mean 'lru'"),
-    ('--compare=runahead:lru:next_gate', 'prefetch'),
+    ('--compare=runahead:lru:nextgate', "did you mean 'next_gate'"),
+    ('--prefetch=oracle', 'no running engine can know'),
     ('--prompts=nowhere.jsonl', 'does not exist'),
     ('--config=dmo', "did you mean 'demo'"),
     ('--link=throttled:fast', 'throttled:GB_PER_S'),
@@ -123,6 +125,19 @@ class ConfigsTest(parameterized.TestCase):
       config = make()
       self.assertNotEmpty(config.texts(), name)
       self.assertNotEmpty(config.variants(), name)
+    compare = ('lockstep', 'runahead:lru', 'runahead:lru:history:depth=2')
+    engine = config_lib.EngineConfig(eviction='lfu', prefetch='transition')
+    self.assertEqual(
+      configs.Decode(engine=engine, compare=compare).variants(),
+      [
+        ('lockstep', 'lfu', 'transition'),
+        ('runahead', 'lru', 'transition'),
+        ('runahead', 'lru', 'history:depth=2'),
+      ],
+    )
+    self.assertEqual(
+      configs.title(('lockstep', 'lru', 'none')), 'lockstep / lru'
+    )
 
   def test_bad_prompts_name_the_line(self):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
