@@ -121,9 +121,9 @@ class DeviceExecutor:
 
   def poll(
     self,
-  ) -> list[protocols.Landed | protocols.Failed | protocols.Ended]:
+  ) -> list[protocols.Happened]:
     """See `Executor`."""
-    events: list[protocols.Landed | protocols.Failed | protocols.Ended] = []
+    events: list[protocols.Happened] = []
     moved = self._transfer.arrived()
     if moved:
       now = self.now()

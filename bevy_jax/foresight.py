@@ -44,7 +44,7 @@ class Still:
   def launch(self, number: int, batch: protocols.Batch) -> None:
     """See `Executor`."""
 
-  def poll(self) -> list[protocols.Landed | protocols.Ended]:
+  def poll(self) -> list[protocols.Happened]:
     """See `Executor`."""
     return []
 

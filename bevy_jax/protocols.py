@@ -201,6 +201,10 @@ class Ended(NamedTuple):
   began: int = -1
 
 
+# What an executor tells of what it was told to do.
+Happened = Landed | Failed | Ended
+
+
 class Executor(Protocol):
   """Does what it is told: moves experts, runs launches, keeps the clock."""
 
@@ -217,7 +221,7 @@ class Executor(Protocol):
   def launch(self, number: int, batch: Batch) -> None:
     """Begins a launch; launches end in the order they began."""
 
-  def poll(self) -> list[Landed | Failed | Ended]:
+  def poll(self) -> list[Happened]:
     """What has happened since the last call, in order; never waits."""
 
   def wait(self) -> None:

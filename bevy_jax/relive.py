@@ -56,9 +56,9 @@ class Relived:
     self._flights[number] = event
     self._next += 1
 
-  def poll(self) -> list[protocols.Landed | protocols.Ended]:
+  def poll(self) -> list[protocols.Happened]:
     """See `Executor`: all that happened before the next decision."""
-    out: list[protocols.Landed | protocols.Ended] = []
+    out: list[protocols.Happened] = []
     while self._next < len(self._log):
       event = self._log[self._next]
       if isinstance(event, _DECISIONS):

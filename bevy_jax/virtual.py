@@ -9,7 +9,7 @@ be added up by hand.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bevy_jax import costs as costs_lib
 from bevy_jax import protocols
@@ -18,7 +18,7 @@ from bevy_jax import trace as trace_lib
 from bevy_jax.layers import config as model_config
 
 # Tokens, soundness and choices, as in `Ended`.
-_Answer = tuple[Sequence[int], Sequence[bool], Sequence[Sequence[int]]]
+_Answer = tuple[Sequence[Any], ...]
 
 
 class Source(Protocol):
@@ -155,11 +155,13 @@ class VirtualExecutor:
     *,
     chunk: int = 32,
     priority: bool = False,
+    gates: int = 0,
   ):
-    """Args: `layers` with experts; `priority`: see `load`."""
+    """Args: `layers` with experts; `priority`: see `load`; `gates`: answers
+    tell the truth about so many layers ahead, for an oracle to spoil."""
     self.chunk = chunk
     self._source, self._costs, self._layers = source, costs, layers
-    self._priority = priority
+    self._priority, self._gates = priority, gates
     self._now = self._link = self._device = self._issued = 0
     self._queue: list[_Queued] = []
     self._landed: deque[protocols.Landed] = deque()
@@ -204,9 +206,9 @@ class VirtualExecutor:
       protocols.Ended(self._device, number, *answer, began=begun)
     )
 
-  def poll(self) -> list[protocols.Landed | protocols.Ended]:
+  def poll(self) -> list[protocols.Happened]:
     """See `Executor`; in order of the times."""
-    out: list[protocols.Landed | protocols.Ended] = []
+    out: list[protocols.Happened] = []
     landed, ends = self._landed, self._ends
     while True:
       if self._queue:
@@ -308,4 +310,15 @@ class VirtualExecutor:
 
   def _answer(self, rows: Sequence[int], tokens: Sequence[int]) -> _Answer:
     choices = [self._source.choices(*self._rows[row]) for row in rows]
-    return tokens, [True] * len(rows), choices
+    if not self._gates:
+      return tokens, [True] * len(rows), choices
+    return tokens, [True] * len(rows), choices, [*map(self._coming, rows)]
+
+  def _coming(self, row: int) -> list[tuple[int, ...]]:
+    """What a row's token will use at the next layers, errors left to others."""
+    who, position, layer = self._rows[row]
+    last = min(layer + self._gates, self._layers - 1)
+    return [
+      self._source.choices(who, position, ahead)
+      for ahead in range(layer + 1, last + 1)
+    ]

@@ -48,7 +48,7 @@ class _Watched:
     self.load, self.launch = executor.load, executor.launch
     self.wait, self.close = executor.wait, executor.close
 
-  def poll(self) -> list[protocols.Landed | protocols.Ended]:
+  def poll(self) -> list[protocols.Happened]:
     """See `Executor`."""
     begun = self.now()
     found = self._executor.poll()

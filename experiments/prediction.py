@@ -19,13 +19,13 @@ class Plan(NamedTuple):
   Attributes:
     platform: see `platforms.find`; calibrated on this machine.
     caches: fractions of all experts.
-    variants: scheduler and eviction of each.
+    variants: scheduler, eviction and prefetcher of each.
     repeats: runs of each on the device; their median counts.
   """
 
   platform: str
   caches: Sequence[float]
-  variants: Sequence[tuple[str, str]]
+  variants: Sequence[tuple[str, str, str]]
   repeats: int = 3
 
 
@@ -42,16 +42,17 @@ def compare(
     engine = dataclasses.replace(base.engine, cache=cache)
     config = dataclasses.replace(base, engine=engine, balance=0.0, compare=())
     bench = run.Bench(config, say)
-    for scheduler, eviction in plan.variants:
-      say(f'{scheduler} / {eviction}, cache {cache}')
-      runs = [bench.run(scheduler, eviction) for _ in range(plan.repeats)]
+    for variant in plan.variants:
+      say(f'{" / ".join(variant)}, cache {cache}')
+      runs = [bench.run(*variant) for _ in range(plan.repeats)]
       rates = [r.report['tokens_per_s'] for r in runs]
       measured = statistics.median(rates)
-      predicted = _predict(bench, plan.platform, scheduler, eviction, runs[0])
+      predicted = _predict(bench, plan.platform, variant, runs[0])
       yield {
         'cache': cache,
-        'scheduler': scheduler,
-        'eviction': eviction,
+        'scheduler': variant[0],
+        'eviction': variant[1],
+        'prefetch': variant[2],
         'link': bench.link,
         'measured': round(measured, 2),
         'spread': round((max(rates) - min(rates)) / measured, 3),
@@ -61,7 +62,7 @@ def compare(
 
 
 def _predict(
-  bench: run.Bench, platform: str, scheduler: str, eviction: str, done: run.Run
+  bench: run.Bench, platform: str, variant: tuple[str, str, str], done: run.Run
 ) -> float:
   """Tokens/s of the recorded routing on the simulated machine."""
   model, engine = bench.llm.model, bench.llm.config
@@ -86,5 +87,5 @@ def _predict(
     link_depth=engine.link_depth,
     bounds=False,
   )
-  found = simulation.Simulation(config, trace).run(scheduler, eviction)
+  found = simulation.Simulation(config, trace).run(*variant)
   return float(found.report['tokens_per_s'])

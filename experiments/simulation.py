@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from bevy_jax import config as config_lib
 from bevy_jax import costs as costs_lib
 from bevy_jax import engine as engine_lib
-from bevy_jax import events, platforms, shapes, synthetic, virtual
+from bevy_jax import events, platforms, protocols, shapes, synthetic, virtual
 from bevy_jax import report as report_lib
 from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import run
 from bevy_jax.offload import eviction as eviction_lib
+from bevy_jax.offload import prefetch as prefetch_lib
 
-_PREFETCHERS = ('none',)
 _MB = 1e6
 
 
@@ -36,7 +36,8 @@ class Replay:
     scheduler: a name of `config.SCHEDULERS`.
     eviction: a name of `config.names()`; 'static' keeps what is popular among
       requests of the trace that do not decode here.
-    prefetch: 'none'.
+    prefetch: see `config.parse_prefetch`; an oracle is told the trace, and
+      next_gate needs a model.
     compare: scheduler:eviction:prefetch variants, each from a cold cache.
     first: first request of the trace.
     count: how many are admitted one after another; 0 for R.
@@ -102,7 +103,7 @@ class Replay:
       prefetch = parts[2] or self.prefetch
       config_lib.choose('scheduler', scheduler, config_lib.SCHEDULERS)
       config_lib.check_eviction(eviction, self.trace)
-      config_lib.choose('prefetch', prefetch, _PREFETCHERS)
+      config_lib.parse_prefetch(prefetch)
       found.append((scheduler, eviction, prefetch))
     return found
 
@@ -150,20 +151,35 @@ class Simulation:
       self.trace, config.first, config.count or config.requests, config.tokens
     )
 
-  def engine(self, scheduler: str, eviction: str) -> engine_lib.Engine:
+  def engine(
+    self,
+    scheduler: str | protocols.Scheduler,
+    eviction: str | protocols.Eviction,
+    prefetch: str | protocols.Prefetcher = 'none',
+  ) -> engine_lib.Engine:
     """An engine with a cold cache and all requests submitted."""
     config = self.config
+    if isinstance(prefetch, str):
+      prefetch = self._prefetcher(prefetch)
+    if isinstance(scheduler, str):
+      scheduler = config_lib.SCHEDULERS[scheduler]
+    if isinstance(eviction, str):
+      eviction = self._eviction(eviction)
     executor = virtual.VirtualExecutor(
-      virtual.Recorded(self.trace), self.costs, self.trace.layers
+      virtual.Recorded(self.trace),
+      self.costs,
+      self.trace.layers,
+      gates=prefetch.gates,
     )
     found = engine_lib.Engine(
       self._model,
       executor,
-      config_lib.SCHEDULERS[scheduler],
-      self._eviction(eviction),
+      scheduler,
+      eviction,
       rows=config.requests,
       slots=self.slots,
       link_depth=config.link_depth,
+      prefetcher=prefetch,
     )
     for request in self._requests:
       found.submit(request)
@@ -171,8 +187,7 @@ class Simulation:
 
   def run(self, scheduler: str, eviction: str, prefetch: str = 'none') -> Run:
     """One variant from a cold cache."""
-    config_lib.choose('prefetch', prefetch, _PREFETCHERS)
-    engine = self.engine(scheduler, eviction)
+    engine = self.engine(scheduler, eviction, prefetch)
     while engine.busy:
       engine.step()
     facts = self._facts(scheduler, eviction, prefetch)
@@ -182,20 +197,36 @@ class Simulation:
   def _eviction(self, name: str) -> eviction_lib.Eviction:
     if name != 'static':
       return config_lib.EVICTIONS[name]
-    # Its own routing would tell the future.
+    return eviction_lib.Static(
+      popularity=self._others("eviction 'static'").popularity()
+    )
+
+  def _prefetcher(self, name: str) -> protocols.Prefetcher:
+    found, warm = config_lib.parse_prefetch(name)
+    if isinstance(found, prefetch_lib.NextGate):
+      raise ValueError(
+        "prefetch 'next_gate' applies a model's routers to its hidden state, "
+        "which a trace does not have; simulate 'oracle' with its accuracy "
+        '(oracle:p=0.85).'
+      )
+    if not warm:
+      return found
+    return config_lib.warmed(found, self._others(f'prefetch {name!r}').counts())
+
+  def _others(self, what: str) -> trace_lib.Trace:
+    """Requests that do not decode: their own routing would tell the future."""
     start, stop = self.config.first, self.config.first + len(self._requests)
     keep = [*range(start), *range(stop, len(self.trace.lengths))]
     if not keep:
       raise ValueError(
-        "eviction 'static' needs requests of the trace beside the "
+        f'{what} needs requests of the trace beside the '
         f'{len(self._requests)} that decode; there are no more.'
       )
-    other = dataclasses.replace(
+    return dataclasses.replace(
       self.trace,
       experts=self.trace.experts[keep],
       lengths=self.trace.lengths[keep],
     )
-    return eviction_lib.Static(popularity=other.popularity())
 
   def _facts(
     self, scheduler: str, eviction: str, prefetch: str

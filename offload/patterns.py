@@ -70,8 +70,12 @@ class Patterns:
     self.counts = nothing(layers, experts)
     if start is not None:
       # Copied: a policy's own counts stay what they are.
-      for mine, theirs in zip(self.counts, start, strict=True):
-        mine[...] = theirs
+      self.counts = Counts(
+        start.popular.copy(),
+        start.passes.copy(),
+        start.pairs.copy(),
+        start.followed.copy(),
+      )
     ahead = depth if keeps == 'given' else 0
     self.given = np.full((ahead, layers, streams, top_k), -1)
     self.right = np.zeros((ahead, layers, top_k))

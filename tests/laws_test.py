@@ -219,8 +219,8 @@ class Fake:
 
   def poll(
     self,
-  ) -> list[protocols.Landed | protocols.Failed | protocols.Ended]:
-    out: list[protocols.Landed | protocols.Failed | protocols.Ended] = []
+  ) -> list[protocols.Happened]:
+    out: list[protocols.Happened] = []
     while self._loads and self._loads[0][0] <= self._now:
       time, key, slot = self._loads.pop(0)
       if self._dice.random() < self._faults:

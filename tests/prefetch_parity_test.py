@@ -96,7 +96,7 @@ def _run(
   answers: list[protocols.Ended] = []
   plain = executor.poll
 
-  def poll() -> list[protocols.Landed | protocols.Ended]:
+  def poll() -> list[protocols.Happened]:
     happened = plain()
     answers.extend(e for e in happened if isinstance(e, protocols.Ended))
     return happened

@@ -10,6 +10,7 @@ from absl.testing import absltest, parameterized
 from bevy_jax import LLM, SamplingParams, events, relive
 from bevy_jax import config as config_lib
 from bevy_jax.layers import reference
+from bevy_jax.offload import prefetch
 
 PROMPTS = ('The captain said', 'def read(path):\n    return', 'Once')
 
@@ -83,6 +84,17 @@ class LlmTest(parameterized.TestCase):
     list(_llm().run(engine, _llm().requests(PROMPTS[1:2], 6)))
     (again,) = _llm().generate(PROMPTS[:1], 6)
     self.assertEqual(first.tokens, again.tokens)
+
+  def test_a_prefetcher_comes_as_it_is(self):
+    (first,) = _llm().generate(PROMPTS[:1], 6)
+    rule = prefetch.Transition(confidence=0, guarded=False)
+    engine = _llm().engine('lockstep', prefetch=rule)
+    list(_llm().run(engine, _llm().requests(PROMPTS[:1], 6)))
+    tokens = [e.token for e in engine.log if isinstance(e, events.Token)]
+    self.assertEqual(tuple(tokens), first.tokens)
+    self.assertTrue(any(isinstance(e, events.Judged) for e in engine.log))
+    with pytest.raises(ValueError, match='no running engine can know'):
+      _llm().engine(prefetch=prefetch.Oracle())
 
   def test_two_calls_at_once_are_refused(self):
     one = _llm().stream(PROMPTS[:1], 6)

@@ -12,7 +12,12 @@ import time
 import pytest
 from absl.testing import absltest, parameterized
 
+<<<<<<< HEAD
 from bevy_jax import events, trace
+=======
+from bevy_jax import config as config_lib
+from bevy_jax import events
+>>>>>>> prefetch
 from bevy_jax.experiments import configs
 
 _REFUSED = (
@@ -121,7 +126,26 @@ class DecodeTest(parameterized.TestCase):
     self.assertEqual(found.meta['licence'], 'apache-2.0')
     self.assertIn('experiments.decode --config=demo', found.meta['source'])
 
+<<<<<<< HEAD
   @parameterized.parameters(*_REFUSED)
+=======
+  @parameterized.parameters(
+    ('--cache=2', 'at least 4 slots'),
+    ('--scheduler=lokstep', "did you mean 'lockstep'"),
+    ('--compare=runahead:lr', "did you mean 'lru'"),
+    ('--compare=runahead:lru:nextgate', "did you mean 'next_gate'"),
+    ('--prefetch=oracle', 'no running engine can know'),
+    ('--prompts=nowhere.jsonl', 'does not exist'),
+    ('--config=dmo', "did you mean 'demo'"),
+    ('--link=throttled:fast', 'throttled:GB_PER_S'),
+    ('--link=balanced:2', 'between 0 and 1'),
+    ('--set=engine.chunk=x', 'expected a value of type int'),
+    ('--model=/no/such/model', 'no/such/model'),
+    ('--count=-1', 'at least 0'),
+    ('--report=/no/such/folder/r.json', 'make it first'),
+    ('--temperature=-1', 'temperature is -1'),
+  )
+>>>>>>> prefetch
   def test_refuses_in_one_paragraph(self, flag, message):
     code, said = _refusals()[flag]
     self.assertEqual(code, 1)
@@ -175,6 +199,19 @@ class ConfigsTest(parameterized.TestCase):
       config = make()
       self.assertNotEmpty(config.texts(), name)
       self.assertNotEmpty(config.variants(), name)
+    compare = ('lockstep', 'runahead:lru', 'runahead:lru:history:depth=2')
+    engine = config_lib.EngineConfig(eviction='lfu', prefetch='transition')
+    self.assertEqual(
+      configs.Decode(engine=engine, compare=compare).variants(),
+      [
+        ('lockstep', 'lfu', 'transition'),
+        ('runahead', 'lru', 'transition'),
+        ('runahead', 'lru', 'history:depth=2'),
+      ],
+    )
+    self.assertEqual(
+      configs.title(('lockstep', 'lru', 'none')), 'lockstep / lru'
+    )
 
   def test_bad_prompts_name_the_line(self):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
