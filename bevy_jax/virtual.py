@@ -158,7 +158,8 @@ class VirtualExecutor:
     gates: int = 0,
   ):
     """Args: `layers` with experts; `priority`: see `load`; `gates`: answers
-    tell the truth about so many layers ahead, for an oracle to spoil."""
+    tell the truth about so many layers ahead, for an oracle to spoil.
+    """
     self.chunk = chunk
     self._source, self._costs, self._layers = source, costs, layers
     self._priority, self._gates = priority, gates

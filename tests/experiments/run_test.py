@@ -12,19 +12,16 @@ import time
 import pytest
 from absl.testing import absltest, parameterized
 
-<<<<<<< HEAD
-from bevy_jax import events, trace
-=======
 from bevy_jax import config as config_lib
-from bevy_jax import events
->>>>>>> prefetch
+from bevy_jax import events, trace
 from bevy_jax.experiments import configs
 
 _REFUSED = (
   ('--cache=2', 'at least 4 slots'),
   ('--scheduler=lokstep', "did you mean 'lockstep'"),
   ('--compare=runahead:lr', "did you mean 'lru'"),
-  ('--compare=runahead:lru:next_gate', 'prefetch'),
+  ('--compare=runahead:lru:nextgate', "did you mean 'next_gate'"),
+  ('--prefetch=oracle', 'no running engine can know'),
   ('--prompts=nowhere.jsonl', 'does not exist'),
   ('--config=dmo', "did you mean 'demo'"),
   ('--link=throttled:fast', 'throttled:GB_PER_S'),
@@ -126,26 +123,7 @@ class DecodeTest(parameterized.TestCase):
     self.assertEqual(found.meta['licence'], 'apache-2.0')
     self.assertIn('experiments.decode --config=demo', found.meta['source'])
 
-<<<<<<< HEAD
   @parameterized.parameters(*_REFUSED)
-=======
-  @parameterized.parameters(
-    ('--cache=2', 'at least 4 slots'),
-    ('--scheduler=lokstep', "did you mean 'lockstep'"),
-    ('--compare=runahead:lr', "did you mean 'lru'"),
-    ('--compare=runahead:lru:nextgate', "did you mean 'next_gate'"),
-    ('--prefetch=oracle', 'no running engine can know'),
-    ('--prompts=nowhere.jsonl', 'does not exist'),
-    ('--config=dmo', "did you mean 'demo'"),
-    ('--link=throttled:fast', 'throttled:GB_PER_S'),
-    ('--link=balanced:2', 'between 0 and 1'),
-    ('--set=engine.chunk=x', 'expected a value of type int'),
-    ('--model=/no/such/model', 'no/such/model'),
-    ('--count=-1', 'at least 0'),
-    ('--report=/no/such/folder/r.json', 'make it first'),
-    ('--temperature=-1', 'temperature is -1'),
-  )
->>>>>>> prefetch
   def test_refuses_in_one_paragraph(self, flag, message):
     code, said = _refusals()[flag]
     self.assertEqual(code, 1)
