@@ -18,7 +18,7 @@ from bevy_jax import trace as trace_lib
 from bevy_jax.layers import config as model_config
 
 # Tokens, soundness and choices, as in `Ended`.
-_Answer = tuple[Sequence[Any], ...]
+_Answer = tuple[Any, ...]
 
 
 class Source(Protocol):
@@ -203,9 +203,8 @@ class VirtualExecutor:
       took, answer = self._decode(batch)
     begun = max(self._now, self._device)
     self._device = begun + took
-    self._ends.append(
-      protocols.Ended(self._device, number, *answer, began=begun)
-    )
+    ended = protocols.Ended(self._device, number, *answer)
+    self._ends.append(ended._replace(began=begun))
 
   def poll(self) -> list[protocols.Happened]:
     """See `Executor`; in order of the times."""

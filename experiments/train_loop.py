@@ -231,7 +231,8 @@ class Run:
       state = state._replace(total=_number(job.steps))
     # Committed, as what a step returns and what a checkpoint restores, so that
     # all three are taken by one compiled program.
-    return jax.device_put(state, jax.devices()[0])
+    committed: training.State = jax.device_put(state, jax.devices()[0])
+    return committed
 
   def _save(self, step: int, state: training.State) -> None:
     begun = time.monotonic()

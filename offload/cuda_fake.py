@@ -8,7 +8,7 @@ from typing import Any
 _TORN = 0xA5  # What a copy leaves behind until it has ended.
 
 
-class cudaError_t(enum.IntEnum):
+class _Errors(enum.IntEnum):
   """The codes that it returns."""
 
   cudaSuccess = 0
@@ -36,7 +36,7 @@ class Runtime:
     live: streams and events that were not destroyed.
   """
 
-  cudaError_t = cudaError_t
+  cudaError_t = _Errors
   cudaMemcpyKind = cudaMemcpyKind
   cudaStreamNonBlocking = 1
   cudaEventDisableTiming = 2
@@ -57,8 +57,8 @@ class Runtime:
   def cudaSetDevice(self, ordinal: int) -> tuple[Any, ...]:
     return self._log('cudaSetDevice', ordinal)
 
-  def cudaGetErrorString(self, code: cudaError_t) -> tuple[Any, ...]:
-    return cudaError_t.cudaSuccess, code.name.encode()
+  def cudaGetErrorString(self, code: _Errors) -> tuple[Any, ...]:
+    return _Errors.cudaSuccess, code.name.encode()
 
   def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Any, ...]:
     number = self._new()
@@ -72,25 +72,25 @@ class Runtime:
     self, to: int, source: int, nbytes: int, kind: int, stream: int
   ) -> tuple[Any, ...]:
     code = self._log('cudaMemcpyAsync', to, source, nbytes, kind, stream)
-    if code[0] == cudaError_t.cudaSuccess:
+    if code[0] == _Errors.cudaSuccess:
       ctypes.memset(to, _TORN, nbytes)
       self._queued[stream].append((to, source, nbytes))
     return code
 
   def cudaEventRecord(self, event: int, stream: int) -> tuple[Any, ...]:
     code = self._log('cudaEventRecord', event, stream)
-    if code[0] == cudaError_t.cudaSuccess:
+    if code[0] == _Errors.cudaSuccess:
       self._queued[stream].append(event)
       self._behind[event], self._asked[event] = stream, 0
     return code
 
   def cudaEventQuery(self, event: int) -> tuple[Any, ...]:
     code = self._log('cudaEventQuery', event)
-    if code[0] != cudaError_t.cudaSuccess or event not in self._behind:
+    if code[0] != _Errors.cudaSuccess or event not in self._behind:
       return code
     self._asked[event] += 1
     if self._asked[event] <= self.lag:
-      return (cudaError_t.cudaErrorNotReady,)
+      return (_Errors.cudaErrorNotReady,)
     self._run(self._behind[event], event)
     return code
 
@@ -115,7 +115,7 @@ class Runtime:
     self, address: int, nbytes: int, flags: int
   ) -> tuple[Any, ...]:
     code = self._log('cudaHostRegister', address, nbytes, flags)
-    if code[0] == cudaError_t.cudaSuccess:
+    if code[0] == _Errors.cudaSuccess:
       self.pinned[address] = nbytes
     return code
 
@@ -123,11 +123,11 @@ class Runtime:
     del self.pinned[address]
     return self._log('cudaHostUnregister', address)
 
-  def _log(self, name: str, *arguments: Any) -> tuple[cudaError_t]:
+  def _log(self, name: str, *arguments: Any) -> tuple[_Errors]:
     self.calls.append((name, *arguments))
     if name in self.failing:
-      return (cudaError_t.cudaErrorInvalidValue,)
-    return (cudaError_t.cudaSuccess,)
+      return (_Errors.cudaErrorInvalidValue,)
+    return (_Errors.cudaSuccess,)
 
   def _new(self) -> int:
     self._numbers += 1
