@@ -157,8 +157,16 @@ class VirtualExecutor:
     priority: bool = False,
     gates: int = 0,
   ):
-    """Args: `layers` with experts; `priority`: see `load`; `gates`: answers
-    tell the truth about so many layers ahead, for an oracle to spoil.
+    """An executor at time 0.
+
+    Args:
+      source: the routing.
+      costs: what things take.
+      layers: with experts.
+      chunk: see the class.
+      priority: see `load`.
+      gates: answers tell the truth about so many layers ahead, for an oracle
+        to spoil.
     """
     self.chunk = chunk
     self._source, self._costs, self._layers = source, costs, layers
