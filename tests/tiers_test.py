@@ -278,7 +278,7 @@ class LlmTest(absltest.TestCase):
       strict=True,
     )
     prompts = ['The captain said', 'Once']
-    with llm:
+    with self.assertRaises(KeyboardInterrupt), llm:
       before = list(llm.generate(prompts, 4))
       self.assertEqual([o.reason for o in before], ['length'] * 2)
       self.spoil()
@@ -289,6 +289,9 @@ class LlmTest(absltest.TestCase):
       self.path.write_bytes(self.content)
       self.assertEqual(list(llm.generate(prompts, 4)), before)
       self.assertLen(_readers() - others, disk.READERS)
+      llm.engine()
+      next(llm.stream(prompts, 8))
+      raise KeyboardInterrupt  # With loads under way.
     self.assertEqual(_readers(), others)
     llm.close()
 

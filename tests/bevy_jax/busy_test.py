@@ -3,7 +3,7 @@
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from bevy_jax import busy, events
+from bevy_jax import busy, events, figures
 
 
 def issued(time, key):
@@ -84,6 +84,30 @@ class LoadSecondsTest(parameterized.TestCase):
         loads.append(busy.Load(before, int(seen)))
         before = int(seen)
     self.assertBetween(busy.load_seconds(loads) * 1e9, 184, 204)
+
+  def test_reads_from_disk_are_counted_apart(self):
+    # Seen to fail where a load begins when it was issued, and where the
+    # times of reads that overlap are added up.
+    log = [
+      issued(0, 1),
+      issued(0, 2),
+      issued(0, 3),
+      events.LoadLanded(20, 3, 0),
+      events.LoadLanded(50, 1, 0, (5, 40)),
+      events.LoadFailed(55, 4, 0, 'broken'),
+      events.LoadLanded(90, 2, 0, (20, 60)),
+    ]
+    self.assertEqual(busy.loads(log), [(0, 20), (40, 50), (60, 90)])
+    found = figures.host(log, 1100)
+    self.assertEqual(
+      found,
+      {
+        'host_hits': 1,
+        'disk_reads': 2,
+        'disk_bytes': 2200,
+        'disk_gb_per_s': 40.0,
+      },
+    )
 
 
 if __name__ == '__main__':

@@ -111,7 +111,7 @@ class DiskStoreTest(parameterized.TestCase):
     n for n, e in eviction.EVICTIONS.items() if not e.estimates
   )
   def test_blocks_that_are_held_or_read_into_stay(self, policy: str):
-    # Seen to fail with a `victim` that was asked with nothing barred.
+    # Seen to fail where `_make_room` does not look whether its key is barred.
     found = self.make(2, policy)
     found.fetch(3)
     _come(found, 1)

@@ -249,12 +249,36 @@ class WriteSlotsTest(parameterized.TestCase):
     out, none = write(pool, np.array(slots, np.int32), blocks, False)
     self.assertIsNone(none)
     _, token = write(pool, np.array(slots, np.int32), blocks, True)
-    self.assertEqual(token.item(), 1.0 + slots[0])
+    self.assertEqual(token.item(), sum(slots))
     wanted = np.zeros((10, 2, 3))
     for slot in slots:
       wanted[slot] = 1.0 + slot
     self.assertEqual(out.dtype, jnp.bfloat16)
     np.testing.assert_array_equal(np.asarray(out, np.float32), wanted)
+
+  @parameterized.parameters(True, False)
+  def test_the_pool_is_written_in_place(self, told: bool):
+    # Seen to fail where the token was read from the pool: a copy of it.
+    write = jax.jit(
+      transfer.write_slots, static_argnums=3, donate_argnums=0
+    ).lower(
+      jax.ShapeDtypeStruct((50, 20, 30), jnp.float32),
+      jax.ShapeDtypeStruct((2,), jnp.int32),
+      [jax.ShapeDtypeStruct((20, 30), jnp.float32)] * 2,
+      told,
+    )
+    text = write.compile().as_text()
+    self.assertNotRegex(text, r'f32\[50,20,30\]\S* copy\(')
+
+  def test_the_token_is_not_early(self):
+    write = jax.jit(transfer.write_slots, static_argnums=3, donate_argnums=0)
+    pool, blocks = jnp.zeros((8, 2**20)), [jnp.ones(2**20)] * 8
+    slots = np.arange(8, dtype=np.int32)
+    for _ in range(20):
+      pool, token = write(pool, slots, blocks, True)
+      while not transfer.is_ready(token):
+        pass
+      self.assertTrue(transfer.is_ready(pool))
 
   def test_pool_bytes(self):
     self.assertEqual(transfer.pool_bytes(5, (3, 4, 2), jnp.bfloat16), 240)
