@@ -17,8 +17,8 @@ class Load(NamedTuple):
   """A load that landed.
 
   Attributes:
-    begin: ns, when the link turned to it: issued, and the load before it
-      landed.
+    begin: ns, when the link turned to it: issued, read from disk where it
+      had to be, and the load before it landed.
     end: ns, when it landed.
   """
 
@@ -42,7 +42,10 @@ class Ran(NamedTuple):
 
 
 def loads(log: Iterable[events.Event]) -> list[Load]:
-  """All loads that landed, in that order; the link carries one at a time."""
+  """All loads that landed, in that order; the link carries one at a time.
+
+  A read from disk is no time of the link: its load begins when it has ended.
+  """
   issued: dict[int, int] = {}
   found: list[Load] = []
   for event in log:
@@ -50,9 +53,15 @@ def loads(log: Iterable[events.Event]) -> list[Load]:
       issued[event.key] = event.time
     elif isinstance(event, events.LoadLanded):
       before = found[-1].end if found else 0
-      begin = max(issued.pop(event.key), before)
+      begin = max(issued.pop(event.key), before, *event.read[1:])
       found.append(Load(begin, max(begin, event.time)))
   return found
+
+
+def reads(log: Iterable[events.Event]) -> list[Span]:
+  """When the disk was read, one span for each load that it was read for."""
+  landed = (e for e in log if isinstance(e, events.LoadLanded))
+  return [(e.read[0], e.read[1]) for e in landed if e.read]
 
 
 def launches(log: Iterable[events.Event]) -> list[Ran]:

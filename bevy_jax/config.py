@@ -17,6 +17,8 @@ SCHEDULERS: dict[str, protocols.Scheduler] = {
 }
 # `static` is made from a trace; `belady` would need the future.
 EVICTIONS = eviction.EVICTIONS
+# Host memory knows no requests: no rule that asks what they will use next.
+HOST_EVICTIONS = {n: e for n, e in EVICTIONS.items() if not e.estimates}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,11 @@ class EngineConfig:
   Attributes:
     cache: experts on the device: a float is a fraction of all (layer,
       expert) pairs, an integer a number of slots.
+    cache_gib: the same as bytes in GiB, to compare at equal bytes; 0 for what
+      `cache` says.
+    host_gib: GiB of host memory for experts, those on the device included;
+      the others stay on disk. 0 for all of them.
+    host_eviction: which expert in host memory makes room for another one.
     requests: R, rows that decode at the same time; more requests wait.
     scheduler: a name of `SCHEDULERS`.
     eviction: a name of `EVICTIONS`, or 'static' with a trace.
@@ -45,6 +52,9 @@ class EngineConfig:
   """
 
   cache: float | int = 0.5
+  cache_gib: float = 0.0
+  host_gib: float = 0.0
+  host_eviction: str = 'lfu_decayed'
   requests: int = 8
   scheduler: str = 'runahead'
   eviction: str = 'lfu_decayed'
@@ -60,6 +70,7 @@ class EngineConfig:
   def __post_init__(self) -> None:
     choose('scheduler', self.scheduler, SCHEDULERS)
     check_eviction(self.eviction, self.trace)
+    choose('host eviction', self.host_eviction, HOST_EVICTIONS)
     choose('dtype', self.dtype, ('auto', 'float32', 'bfloat16'))
     parse_link(self.link)
     for name, least in (
@@ -74,6 +85,13 @@ class EngineConfig:
         raise ValueError(f'{name} is {value!r}; it must be an integer.')
       if value < least:
         raise ValueError(f'{name} is {value}; it must be at least {least}.')
+    for name in ('cache_gib', 'host_gib'):
+      gib = getattr(self, name)
+      number = isinstance(gib, int | float) and not isinstance(gib, bool)
+      if not number or not math.isfinite(gib) or gib < 0:
+        raise ValueError(
+          f'{name} is {gib!r}; give GiB such as 24 or 1.5, or 0 for no budget.'
+        )
     if isinstance(self.cache, bool) or not isinstance(self.cache, int | float):
       raise ValueError(
         f'cache is {self.cache!r}; give a fraction such as 0.5 or a number of '
@@ -160,9 +178,23 @@ def parse_link(link: str) -> tuple[str, float, float]:
   return kind, values[0], values[1] if len(values) == 2 else 0.0
 
 
-def slots(config: EngineConfig, model: model_config.ModelConfig) -> int:
-  """Slots of the cache; ValueError says what the least is."""
+def slots(
+  config: EngineConfig, model: model_config.ModelConfig, block_bytes: int = 0
+) -> int:
+  """Slots of the cache; ValueError says the least.
+
+  `block_bytes` are those of one slot: what `cache_gib` is counted in.
+  """
   pairs = len(model.moe_ids) * model.num_experts
+  if config.cache_gib:
+    count = int(config.cache_gib * 2**30) // block_bytes
+    if count < model.top_k:
+      raise ValueError(
+        f'cache_gib {config.cache_gib} is {count} slots of {block_bytes:,} '
+        f'bytes, but one token uses {model.top_k} experts of a layer at once; '
+        f'give at least {_gib(model.top_k * block_bytes)}.'
+      )
+    return min(count, pairs)
   if isinstance(config.cache, float):
     count = int(config.cache * pairs)
   else:
@@ -174,6 +206,37 @@ def slots(config: EngineConfig, model: model_config.ModelConfig) -> int:
       f'{model.top_k} slots, or a fraction of {model.top_k / pairs:.4f}.'
     )
   return min(count, pairs)
+
+
+def host_blocks(config: EngineConfig, count: int, block_bytes: int) -> int:
+  """How many of `count` experts host memory holds; `count` where all fit.
+
+  Args:
+    config: how to run.
+    count: experts of the model.
+    block_bytes: of one, as it lies in memory.
+
+  Raises:
+    ValueError: too few; says the least.
+  """
+  if not config.host_gib:
+    return count
+  blocks = min(int(config.host_gib * 2**30) // block_bytes, count)
+  # Every load that may be on the link needs its block at the same time.
+  least = min(config.link_depth, count)
+  if blocks < least:
+    raise ValueError(
+      f'host_gib {config.host_gib} holds {blocks} experts of {block_bytes:,} '
+      f'bytes, but {config.link_depth} loads may be on the link at once '
+      '(link_depth) and each needs its own; give at least '
+      f'{_gib(least * block_bytes)}, or 0 for all {count} experts.'
+    )
+  return blocks
+
+
+def _gib(nbytes: int) -> str:
+  """Rounded up, so that giving it is enough."""
+  return f'{math.ceil(nbytes / 2**30 * 1e6) / 1e6:.6f}'
 
 
 def param_dtype(config: EngineConfig) -> str | None:

@@ -16,7 +16,8 @@ from bevy_jax import programs as programs_lib
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import experts, kv_cache, quant
-from bevy_jax.offload import host_store
+from bevy_jax.offload import pinned, staging
+from bevy_jax.offload import store as store_lib
 from bevy_jax.offload import transfer as transfer_lib
 
 # Longer than any number of launches in flight that a scheduler may ask for.
@@ -46,20 +47,21 @@ class DeviceExecutor:
     self,
     model: model_config.ModelConfig,
     params: dict[str, Any],
-    store: host_store.HostStore,
+    store: store_lib.Store,
     config: config_lib.EngineConfig,
     context: int,
     form: quant.Format | None = None,
   ):
     self.rows, self.chunk = config.requests, config.chunk
-    self.slots = config_lib.slots(config, model)
     self._model, self._context, self._store = model, context, store
     self._dtype = params['embed'].dtype
     self._device = jax.devices()[0]
     self._layout = quant.layout(form, model.expert_shape) if form else None
     # Packed experts lie in their slots as they are stored.
     kind = jnp.dtype(jnp.uint8) if form else self._dtype
-    self.pool_bytes = transfer_lib.pool_bytes(self.slots, store.shape, kind)
+    block = transfer_lib.pool_bytes(1, store.shape, kind)
+    self.slots = config_lib.slots(config, model, block)
+    self.pool_bytes = self.slots * block
     kv = kv_cache.nbytes(model, self.rows, context, self._dtype)
     config_lib.check_memory(config, self.pool_bytes, kv, self._device)
     # Committed arrays: what a program returns is committed too, and a program
@@ -79,10 +81,14 @@ class DeviceExecutor:
       model, params, self.rows, config.strict, self._device
     )
     self._write = jax.jit(
-      transfer_lib.write_slots, donate_argnums=0, out_shardings=home
+      transfer_lib.write_slots,
+      static_argnums=3,
+      donate_argnums=0,
+      out_shardings=home,
     )
-    self.link = self._resolve(config.link)
-    self._transfer = self._make_transfer()
+    # Where the host block itself arrives, somebody must tell when it is read.
+    self._told = self._device.platform == 'cpu'
+    self._set_link(config.link)
     self._running: deque[_Running] = deque()
     self._rings: dict[tuple[str, int], control.ControlRing] = {}
     self._warm_up()
@@ -110,14 +116,18 @@ class DeviceExecutor:
       answer, rows = self._prefill(batch), 0
     self._running.append(_Running(number, answer, rows, not batch.finish))
 
-  def poll(self) -> list[protocols.Landed | protocols.Ended]:
+  def poll(
+    self,
+  ) -> list[protocols.Landed | protocols.Failed | protocols.Ended]:
     """See `Executor`."""
-    events: list[protocols.Landed | protocols.Ended] = []
+    events: list[protocols.Landed | protocols.Failed | protocols.Ended] = []
     moved = self._transfer.arrived()
     if moved:
       now = self.now()
       self._write_slots([m for m in moved if m.block is not None])
-      events += [_landed(now, m) for m in moved]
+      for m in moved:
+        failed = m.fault and protocols.Failed(now, m.key, m.fault)
+        events.append(failed or protocols.Landed(now, m.key, m.read))
     while self._running and transfer_lib.is_ready(self._running[0].answer):
       events.append(self._ended(self._running.popleft()))
     return events
@@ -128,6 +138,7 @@ class DeviceExecutor:
       self._running[0].answer.block_until_ready()
       return
     assert self._running or self._transfer.pending(), 'nothing to wait for'
+    self._transfer.flush()
     due = self._transfer.due()
     if self._running or due is None:
       time.sleep(_NAP)
@@ -137,12 +148,13 @@ class DeviceExecutor:
   def drain(self, link: str = '') -> None:
     """Forgets everything in flight; changes the link where one is given.
 
-    What an abandoned engine began is of no use to the next one.
+    What an abandoned engine began is of no use to the next one, which also
+    begins with a cold cache in host memory.
     """
     self.close()
+    self._store.clear()
     if link:
-      self.link = self._resolve(link)
-      self._transfer = self._make_transfer()
+      self._set_link(link)
 
   def close(self) -> None:
     """See `Executor`."""
@@ -265,13 +277,14 @@ class DeviceExecutor:
     view[:] = numbers
 
   def _write_slots(self, moved: list[transfer_lib.Moved]) -> None:
-    largest = transfer_lib.BATCHES[-1]
-    for i in range(0, len(moved), largest):
-      some = moved[i : i + largest]
+    for i in range(0, len(moved), transfer_lib.BATCHES[-1]):
+      some = moved[i : i + transfer_lib.BATCHES[-1]]
       size = next(n for n in transfer_lib.BATCHES if n >= len(some))
-      some += [some[-1]] * (size - len(some))
-      slots = np.array([m.slot for m in some], np.int32)
-      self._pool = self._write(self._pool, slots, [m.block for m in some])
+      whole = some + [some[-1]] * (size - len(some))
+      slots = np.array([m.slot for m in whole], np.int32)
+      blocks = [m.block for m in whole]
+      self._pool, token = self._write(self._pool, slots, blocks, self._told)
+      self._transfer.written(some, token)
 
   def _experts(self) -> experts.Pool:
     if self._layout is None:
@@ -301,14 +314,13 @@ class DeviceExecutor:
       )
     return self._rings[kind, size]
 
-  def _resolve(self, link: str) -> links.Link:
-    return links.resolve(
+  def _set_link(self, link: str) -> None:
+    self.link = links.resolve(
       link, self._device, self._store.dtype, self._pool.dtype
     )
-
-  def _make_transfer(self) -> transfer_lib.Transfer:
-    return links.make(
-      self.link, self._store, self._pool, self._device, self.now
+    self._transfer = staging.Staging(
+      self._store,
+      links.make(self.link, self._store, self._pool, self._device, self.now),
     )
 
   def _warm_up(self) -> None:
@@ -319,7 +331,13 @@ class DeviceExecutor:
     # Direct copies write no slots; who leaves them for device_put compiles.
     if self.link.transfer == 'cuda':
       return
-    transfer = transfer_lib.DevicePut(self._store.block, self._device)
+    # Any block does, and those of the store may still be on disk.
+    memory = pinned.JaxMemory(
+      self._store.shape, self._store.dtype, self._device
+    )
+    block = memory.block()
+    block.view[...] = 0
+    transfer = transfer_lib.DevicePut(lambda key: block, self._device)
     for size in transfer_lib.BATCHES:
       for _ in range(size):
         transfer.begin(0, 0)
@@ -351,15 +369,6 @@ class DeviceExecutor:
         yield protocols.Batch('decode', layer, rows=away)
       if self.slots < steps.distinct_limit(model, rows):
         yield protocols.Batch('decode', 0, rows=away, finish=False)
-
-
-def _landed(now: int, moved: transfer_lib.Moved) -> protocols.Landed:
-  if moved.fault:
-    raise RuntimeError(
-      f'the load of expert {moved.key} into slot {moved.slot} failed: '
-      f'{moved.fault}'
-    )
-  return protocols.Landed(now, moved.key)
 
 
 def _empty_state(

@@ -1,11 +1,12 @@
 """The one loop: poll, admit, load, launch, wait. No device, no clock."""
 
 import bisect
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from bevy_jax import events, protocols
+from bevy_jax import events, failures, protocols
 from bevy_jax import loads as loads_lib
 from bevy_jax import prefill as prefill_lib
 from bevy_jax import request as request_lib
@@ -24,10 +25,6 @@ class _Flight(NamedTuple):
   group: list[request_lib.Progress]
   experts: int
   finish: bool
-
-
-def _row(progress: request_lib.Progress) -> int:
-  return progress.row
 
 
 class Engine:
@@ -86,10 +83,11 @@ class Engine:
   def step(self) -> None:
     """Once round the loop; everything that happened is in the log."""
     begun = self._executor.now()
-    happened = self._executor.poll()
-    for event in happened:
+    for event in (happened := self._executor.poll()):
       if isinstance(event, protocols.Landed):
         self._loads.landed(event)
+      elif isinstance(event, protocols.Failed):
+        self._failed(event)
       else:
         self._ended(event)
     if not happened and not self._stirred:
@@ -101,6 +99,15 @@ class Engine:
     self._host.poll += self._executor.now() - begun
     self._load()
     self._stirred = self._launch()
+
+  def _failed(self, failed: protocols.Failed) -> None:
+    self._loads.failed(failed)
+    experts, prefill = self.table.experts, self._prefill
+    for p in failures.affected(failed, experts, self.view, prefill):
+      self._finish(p, f'error: {failed.reason}', failed.time)
+    if prefill is not None and not prefill.group:
+      self._prefill = None
+    self._set_floor()
 
   # Admission and prefill.
 
@@ -326,11 +333,12 @@ class Engine:
         p.position += 1
       reason: str | None = None
       if not ended.sound[i]:
-        reason = 'error'
+        reason = 'error: a value in the model was not finite'
       elif flight.kind == 'decode' and layer == 0:
         reason = self._take_token(p, ended.tokens[i], ended.time)
       if reason is not None:
         self._finish(p, reason, ended.time)
+        self.view.active -= 1
         continue
       p.layer, p.choices = layer, tuple(ended.choices[i])
       p.need = 0
@@ -363,7 +371,7 @@ class Engine:
 
   def _await(self, p: request_lib.Progress) -> None:
     p.in_flight = False
-    bisect.insort(self.view.waiting, p, key=_row)
+    bisect.insort(self.view.waiting, p, key=operator.attrgetter('row'))
 
   def _take_token(
     self, p: request_lib.Progress, token: int, time: int
@@ -382,10 +390,10 @@ class Engine:
     return 'length' if index + 1 >= p.request.new_tokens else None
 
   def _finish(self, p: request_lib.Progress, reason: str, time: int) -> None:
-    self.log.append(events.Finished(time, p.request.number, reason))
+    what, _, detail = reason.partition(': ')
+    self.log.append(events.Finished(time, p.request.number, what, detail))
     self._rows[p.row] = None
     self._loads.uses.leave(p.row)
-    self.view.active -= 1
 
   def _set_floor(self) -> None:
     positions = [p.position for p in self._rows if p is not None]

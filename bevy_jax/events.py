@@ -48,10 +48,24 @@ class LoadIssued(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadLanded(Event):
-  """A load ended; the expert is resident."""
+  """A load ended; the expert is resident.
+
+  `read` is when its read from disk began and ended, empty where the expert
+  lay in host memory.
+  """
 
   key: int
   slot: int
+  read: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadFailed(Event):
+  """A load failed; its slot is free, and who waited for it has ended."""
+
+  key: int
+  slot: int
+  reason: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,10 +147,11 @@ class Token(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished(Event):
-  """A request ended: 'eos', 'stop', 'length' or 'error'."""
+  """A request ended: 'eos', 'stop', 'length' or 'error', told in `detail`."""
 
   request: int
   reason: str
+  detail: str = ''
 
 
 KINDS: dict[str, Callable[..., Event]] = {

@@ -76,6 +76,22 @@ def cache(log: Sequence[events.Event]) -> dict[str, Any]:
   }
 
 
+def host(log: Sequence[events.Event], block_bytes: int) -> dict[str, Any]:
+  """Where the loads among some events came from: host memory or the disk."""
+  landed = sum(isinstance(e, events.LoadLanded) for e in log)
+  reads = busy.reads(log)
+  begin = min((first for first, _ in reads), default=0)
+  end = max((last for _, last in reads), default=0)
+  # Bytes per nanosecond in which at least one read went on.
+  nbytes, ns = len(reads) * block_bytes, busy.covered(reads, begin, end)
+  return {
+    'host_hits': landed - len(reads),
+    'disk_reads': len(reads),
+    'disk_bytes': nbytes,
+    'disk_gb_per_s': part(nbytes, ns),
+  }
+
+
 def prefill(log: Sequence[events.Event]) -> dict[str, Any]:
   """Uses and loads of prompts."""
   routed = [e for e in log if isinstance(e, events.PrefillRouted)]

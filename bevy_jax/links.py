@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from bevy_jax import config as config_lib
-from bevy_jax.offload import cuda, direct, host_store, transfer
+from bevy_jax.offload import cuda, direct, transfer
+from bevy_jax.offload import store as store_lib
 
 
 class Link(NamedTuple):
@@ -68,7 +69,7 @@ def resolve(
 
 def make(
   link: Link,
-  store: host_store.HostStore,
+  store: store_lib.Store,
   pool: jax.Array,
   device: jax.Device,
   clock: Callable[[], int],

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from bevy_jax import config as config_lib
 from bevy_jax import device, events, loading, protocols
@@ -35,12 +35,15 @@ class Piece(NamedTuple):
     number: index of its prompt.
     text: whole characters.
     reason: why the request ended, None while it goes on: 'eos', 'stop',
-      'length' or 'error' (a value in the model was not finite).
+      'length' or 'error'.
+    detail: what went wrong where it is 'error': a value in the model was not
+      finite, or an expert could not be loaded.
   """
 
   number: int
   text: str
   reason: str | None = None
+  detail: str = ''
 
 
 class Output(NamedTuple):
@@ -51,12 +54,14 @@ class Output(NamedTuple):
     text: the generated text, without its ending token or stop string.
     tokens: the generated token ids, the ending one included.
     reason: see `Piece`.
+    detail: see `Piece`.
   """
 
   number: int
   text: str
   tokens: tuple[int, ...]
   reason: str
+  detail: str = ''
 
 
 class LLM:
@@ -79,7 +84,6 @@ class LLM:
         f'context is {self.context}, but the model was made for '
         f'{model.config.context} positions; ask for at most that.'
       )
-    self.slots = config_lib.slots(config, model.config)
     self.executor = device.DeviceExecutor(
       model.config,
       model.params,
@@ -88,6 +92,7 @@ class LLM:
       self.context,
       model.format,
     )
+    self.slots = self.executor.slots
     self._engine: engine_lib.Engine | None = None  # Who has the device.
     self._own: engine_lib.Engine | None = None  # What `stream` made last.
     self._watches: dict[int, text_lib.Watch] = {}
@@ -107,12 +112,20 @@ class LLM:
     for name in options:
       config_lib.choose('option', name, known)
     config = config_lib.EngineConfig(**options)
-    # What cannot run is refused before the weights are read.
-    shape = loading.read_config(loading.locate(path))
-    config_lib.slots(config, shape)
     dtype = config_lib.param_dtype(config)
-    model = loading.load(path, param_dtype=dtype, link=config.link)
-    return cls(model, config)
+    return cls(loading.load(path, param_dtype=dtype, engine=config), config)
+
+  def close(self) -> None:
+    """Ends what runs, and threads that read the disk; safe to repeat."""
+    self.executor.drain()
+    self.model.experts.close()
+    self._engine = None
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *exc: object) -> None:
+    self.close()
 
   def engine(
     self, scheduler: str = '', eviction: str = ''
@@ -200,22 +213,23 @@ class LLM:
   ) -> Iterator[Output]:
     """Generates, giving finished requests in the order of the prompts.
 
-    Look at `reason`: 'error' says that a value in the model was not finite,
-    and that the text ends there.
+    Look at `reason`: where it is 'error' the text ends there, and `detail`
+    says why.
     """
-    done: dict[int, str] = {}
+    done: dict[int, Piece] = {}
     following = 0
     for piece in self.stream(prompts, new_tokens, sampling, stop):
       if piece.reason is not None:
-        done[piece.number] = piece.reason
+        done[piece.number] = piece
       while following in done:
-        yield self.output(following, done[following])
+        end = done[following]
+        yield self.output(following, end.reason or '', end.detail)
         following += 1
 
-  def output(self, number: int, reason: str) -> Output:
+  def output(self, number: int, reason: str, detail: str = '') -> Output:
     """What a request that has ended has generated."""
     watch = self._watches[number]
-    return Output(number, watch.text, tuple(watch.tokens), reason)
+    return Output(number, watch.text, tuple(watch.tokens), reason, detail)
 
   def run(
     self,
@@ -254,15 +268,15 @@ class LLM:
   def _news(
     self, event: events.Token | events.Finished, shown: dict[int, int]
   ) -> Iterator[Piece]:
-    number, reason = event.request, None
+    number, reason, detail = event.request, None, ''
     watch = self._watches[number]
     if isinstance(event, events.Finished):
       watch.finish()
-      reason = event.reason
+      reason, detail = event.reason, event.detail
     piece = watch.text[shown[number] :]
     shown[number] = len(watch.text)
     if piece or reason:
-      yield Piece(number, piece, reason)
+      yield Piece(number, piece, reason, detail)
 
   def _on_token(self, progress: request_lib.Progress, token: int) -> str | None:
     stopped = self._watches[progress.request.number].feed(token)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
+from bevy_jax import config as engine_config
 from bevy_jax import links
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import families, quant, tensors
@@ -19,9 +20,12 @@ from bevy_jax.layers import params as params_lib
 from bevy_jax.offload import (
   checkpoint,
   cuda,
+  disk,
+  disk_store,
   hf_checkpoint,
   host_store,
   pinned,
+  store,
 )
 
 _DEMO = 'demo'
@@ -33,15 +37,15 @@ class Loaded(NamedTuple):
   Attributes:
     config: its shape and the tokens that end a text.
     params: shared weights on the default device, see layers/params.py.
-    experts: every expert in pinned host memory, by key: index among the MoE
-      layers times the number of experts, plus the expert's id.
+    experts: every expert, in pinned host memory or on disk, by key: index
+      among the MoE layers times the number of experts, plus the expert's id.
     directory: where it came from; its tokenizer lies there.
     format: how experts are packed; None where they are floats.
   """
 
   config: config_lib.ModelConfig
   params: params_lib.Params
-  experts: host_store.HostStore
+  experts: store.Store
   directory: pathlib.Path
   format: quant.Format | None = None
 
@@ -50,7 +54,7 @@ def load(
   path: str | pathlib.Path,
   *,
   param_dtype: DTypeLike | None = None,
-  link: str = 'auto',
+  engine: engine_config.EngineConfig | None = None,
 ) -> Loaded:
   """Loads 'demo', a Hugging Face directory or a converted one.
 
@@ -58,18 +62,22 @@ def load(
     path: which.
     param_dtype: dtype of the shared weights; as stored where not given.
       Experts always stay as they are stored, be it packed.
-    link: what will carry the experts, see `EngineConfig`; it decides who pins
-      their memory.
+    engine: what its budgets allow and its link needs; all experts in host
+      memory, for direct copies where they can be, where not given.
 
   Raises:
     ValueError: anything missing, broken, unsupported or too large, naming
       file and tensor; before memory is filled wherever it can be known then.
+      Or a budget with which the engine cannot run.
   """
   directory = locate(path)
   config = read_config(directory)
   with _open(directory, config) as source:
     form = _format(source)
-    host_store.check_memory(source.nbytes, f'The weights in {directory}')
+    blocks = _budgets(source, config, form, param_dtype, engine)
+    away = (source.count - blocks) * _block_bytes(source)
+    what = f'The weights in {directory}' + (' beside the disk' * bool(away))
+    host_store.check_memory(source.nbytes - away, what)
     # Shared weights first: the buffers that reading them takes are free again
     # before the experts fill the memory.
     leaves = {
@@ -79,13 +87,9 @@ def load(
       for name, leaf in source.shared()
     }
     pool = np.dtype(np.uint8) if form else leaves['embed'].dtype
-    experts = host_store.HostStore.build(
-      source.count,
-      source.shape,
-      source.dtype,
-      source.fill,
-      memory=memory(link, source.count, source.shape, source.dtype, pool),
-    )
+    link = engine.link if engine else 'auto'
+    where = memory(link, blocks, source.shape, source.dtype, pool)
+    experts = _experts(source, config, blocks, engine, where)
   params = tensors.unflatten(config, leaves)
   return Loaded(config, params, experts, directory, form)
 
@@ -110,6 +114,64 @@ def memory(
   if links.resolve(link, device, stored, pool).transfer != 'cuda':
     return None
   return pinned.RegisteredMemory(count, shape, stored, cuda.Runtime(device))
+
+
+def _budgets(
+  source: 'HfSource | checkpoint.Reader',
+  config: config_lib.ModelConfig,
+  form: quant.Format | None,
+  param_dtype: DTypeLike | None,
+  engine: engine_config.EngineConfig | None,
+) -> int:
+  """Experts that host memory holds; ValueError where a budget cannot work."""
+  if engine is None:
+    return source.count
+  # Floats lie in their slots in the type of the shared weights.
+  kind = source.dtype if form or param_dtype is None else np.dtype(param_dtype)
+  engine_config.slots(engine, config, math.prod(source.shape) * kind.itemsize)
+  whole = checkpoint.stride(source.shape, source.dtype)
+  blocks = engine_config.host_blocks(engine, source.count, whole)
+  if blocks < source.count and isinstance(source, HfSource):
+    raise ValueError(
+      f'host_gib {engine.host_gib} holds {blocks} of {source.count} experts, '
+      'and the others can be read from disk only where the model is in the '
+      'native form; convert it first (python -m bevy_jax.experiments.convert), '
+      f'or give at least {source.count * whole / 2**30:.2f} or 0.'
+    )
+  return blocks
+
+
+def _block_bytes(source: 'HfSource | checkpoint.Reader') -> int:
+  return math.prod(source.shape) * source.dtype.itemsize
+
+
+def _experts(
+  source: 'HfSource | checkpoint.Reader',
+  config: config_lib.ModelConfig,
+  blocks: int,
+  engine: engine_config.EngineConfig | None,
+  where: pinned.Memory | None,
+) -> store.Store:
+  """All of them in host memory, or a cache of those on disk."""
+  if engine is None or isinstance(source, HfSource) or blocks == source.count:
+    return host_store.HostStore.build(
+      source.count, source.shape, source.dtype, source.fill, memory=where
+    )
+  file = disk.BlockFile(
+    source.directory / checkpoint.BLOCKS,
+    source.offsets,
+    source.checksums,
+    _block_bytes(source),
+  )
+  return disk_store.DiskStore(
+    file,
+    source.shape,
+    source.dtype,
+    layers=len(config.moe_ids),
+    blocks=blocks,
+    policy=engine_config.HOST_EVICTIONS[engine.host_eviction],
+    memory=where,
+  )
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:

@@ -14,7 +14,7 @@ class Loads:
   """The engine's hand on the link; it alone issues and lands loads.
 
   Attributes:
-    in_flight: loads that have not landed.
+    in_flight: loads that have neither landed nor failed.
     uses: what the eviction knows.
   """
 
@@ -44,7 +44,14 @@ class Loads:
     """A load has landed: its expert is resident."""
     slot = self._table.finish_load(event.key)
     self.in_flight -= 1
-    self._log(events.LoadLanded(event.time, event.key, slot))
+    read = tuple(event.read)
+    self._log(events.LoadLanded(event.time, event.key, slot, read))
+
+  def failed(self, event: protocols.Failed) -> None:
+    """A load has failed: its slot is free; its expert may be tried again."""
+    slot = self._table.abort_load(event.key)
+    self.in_flight -= 1
+    self._log(events.LoadFailed(event.time, event.key, slot, event.reason))
 
   def issue(
     self, wants: Sequence[protocols.Want], limit: int, cause: str

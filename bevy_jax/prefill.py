@@ -1,6 +1,6 @@
 """Prompts on their way through the layers, chunk by chunk, together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bevy_jax import baselines, protocols
 from bevy_jax import request as request_lib
@@ -9,6 +9,9 @@ from bevy_jax.offload import slot_table
 
 class Prefill:
   """All prompts that were admitted together; the engine alone changes it.
+
+  The chunk that is under way keeps its form when a request is dropped: the
+  device goes on carrying tokens that need no expert.
 
   Every prompt token but the last goes through here; the last one enters a
   row and decodes. Experts of a layer come in waves where they do not all
@@ -27,6 +30,7 @@ class Prefill:
     self.layer, self.need, self.in_flight = -1, 0, False
     self.choices: list[tuple[int, ...]] = []
     self._chunk, self._start = chunk, 0
+    self._dropped: list[request_lib.Progress] = []
 
   @property
   def done(self) -> bool:
@@ -45,6 +49,7 @@ class Prefill:
 
   def finish_chunk(self) -> None:
     """The current chunk has been written in full."""
+    self.group = [p for p in self.group if p not in self._dropped]
     self._start += self._chunk
     self.layer, self.need, self.choices = -1, 0, []
 
@@ -55,15 +60,38 @@ class Prefill:
     self.layer, self.need = layer, 0
     self.choices = [()] * len(choices)
     uses: dict[int, int] = {}
-    for i, p in enumerate(self._left()):
-      length = min(self._chunk, _end(p) - self._start)
-      for t in range(i * self._chunk, i * self._chunk + length):
+    for p, tokens in self._tokens():
+      if p in self._dropped:
+        continue
+      for t in tokens:
         self.choices[t] = tuple(choices[t])
         for expert in choices[t]:
           uses[expert] = uses.get(expert, 0) + 1
     for expert in uses:
       self.need |= 1 << expert
     return uses
+
+  def drop(self, expert: int) -> list[request_lib.Progress]:
+    """Takes out whose tokens of the chunk use an expert; returns them.
+
+    Not while a launch carries the chunk. Ends it where nobody is left in it.
+    """
+    assert not self.in_flight, 'the chunk is on the device'
+    gone = []
+    needed, kept = self.need, 0
+    for p, tokens in self._tokens():
+      if any(expert in self.choices[t] for t in tokens):
+        gone.append(p)
+        for t in tokens:
+          self.choices[t] = ()
+    for ids in self.choices:
+      for e in ids:
+        kept |= 1 << e
+    self.need = needed & kept
+    self._dropped += gone
+    if gone and not kept:
+      self.finish_chunk()
+    return gone
 
   def wave(self, resident: int, room: int) -> int:
     """Experts to apply next: at most `room`, the resident ones first."""
@@ -82,6 +110,13 @@ class Prefill:
 
   def _width(self) -> int:
     return max(len(ids) for ids in self.choices)
+
+  def _tokens(self) -> Iterator[tuple[request_lib.Progress, range]]:
+    """Who is in the chunk, and where in it their tokens are."""
+    for i, p in enumerate(self._left()):
+      first = i * self._chunk
+      length = min(self._chunk, _end(p) - self._start)
+      yield p, range(first, first + length)
 
   def _left(self) -> list[request_lib.Progress]:
     return [p for p in self.group if _end(p) > self._start]

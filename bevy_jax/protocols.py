@@ -144,10 +144,23 @@ class Batch(NamedTuple):
 
 
 class Landed(NamedTuple):
-  """A load has landed: launches from now on may read the slot."""
+  """A load has landed: launches from now on may read the slot.
+
+  Loads land in any order. `read` is when its read from disk began and ended,
+  empty where there was none.
+  """
 
   time: int
   key: int
+  read: Sequence[int] = ()
+
+
+class Failed(NamedTuple):
+  """A load has failed for a reason, told in words; its slot is as it was."""
+
+  time: int
+  key: int
+  reason: str
 
 
 class Ended(NamedTuple):
@@ -177,12 +190,15 @@ class Executor(Protocol):
     """Tokens a row that one prefill launch takes."""
 
   def load(self, key: int, slot: int) -> None:
-    """Begins to move an expert into a slot that nobody reads or fills."""
+    """Begins to move an expert into a slot that nobody reads or fills.
+
+    `poll` will say that it landed or failed.
+    """
 
   def launch(self, number: int, batch: Batch) -> None:
     """Begins a launch; launches end in the order they began."""
 
-  def poll(self) -> list[Landed | Ended]:
+  def poll(self) -> list[Landed | Failed | Ended]:
     """What has happened since the last call, in order; never waits."""
 
   def wait(self) -> None:

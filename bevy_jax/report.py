@@ -29,6 +29,8 @@ class Facts:
     top_k: experts that a token uses.
     slots: size of the cache.
     block_bytes: bytes of an expert, scales included.
+    host_blocks: experts that host memory has room for.
+    remark: what else a reader must know, empty where nothing.
     cache_bytes: bytes of the cache.
     eviction: the run's own.
     warmup: tokens of every request before the window opens.
@@ -47,6 +49,8 @@ class Facts:
   cache_bytes: int
   eviction: eviction_lib.Eviction
   warmup: int
+  host_blocks: int = 0
+  remark: str = ''
 
 
 def make(log: Sequence[events.Event], facts: Facts) -> dict[str, Any]:
@@ -67,6 +71,8 @@ def make(log: Sequence[events.Event], facts: Facts) -> dict[str, Any]:
   counts = figures.cache(inside)
   report |= counts
   report['load_bytes'] = counts['loads'] * facts.block_bytes
+  report['host_blocks'] = facts.host_blocks
+  report |= figures.host(inside, facts.block_bytes)
   report |= figures.prefill(log)
   report |= figures.shares(window, loads, ran)
   report |= figures.launches(log, window)
@@ -101,6 +107,9 @@ def table(reports: Sequence[dict[str, Any]]) -> rich.table.Table:
     'max lag': lambda r: str(r['max_lag']),
     'of the bound': lambda r: f'{r["bound_fraction"]:.0%}',
   }
+  if any(r['disk_reads'] for r in reports):
+    lines['disk reads'] = lambda r: str(r['disk_reads'])
+    lines['disk GB/s'] = lambda r: f'{r["disk_gb_per_s"]:.2f}'
   shown = rich.table.Table()
   shown.add_column('scheduler')
   for report in reports:
@@ -116,14 +125,15 @@ def _setting(report: dict[str, Any], name: str) -> str:
 
 
 def _head(facts: Facts) -> dict[str, Any]:
-  head: dict[str, Any] = {}
+  notes = [facts.remark] if facts.remark else []
   if facts.link.startswith('throttled'):
     _, speed, *latency = facts.link.split(':')
     late = f' and {latency[0]} us latency' if latency else ''
-    head['note'] = (
+    notes.append(
       f'link throttled to {speed} GB/s{late}: it stands for a slower link '
       'than this machine has'
     )
+  head: dict[str, Any] = {'note': '; '.join(notes)} if notes else {}
   for name in ('config', 'versions', 'device', 'link'):
     head[name] = getattr(facts, name)
   return head
@@ -177,6 +187,7 @@ def _total(
     'seconds': (ran[-1].end - ran[0].event.time) * 1e-9,
     'launches': len(ran),
     **counts,
+    **figures.host(log, facts.block_bytes),
     'load_bytes': (
       sum(isinstance(e, events.LoadIssued) for e in log) * facts.block_bytes
     ),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevy_jax.layers import quant
-from bevy_jax.offload import host_store
+from bevy_jax.offload import store as store_lib
 
 FLOATS: dict[str, np.dtype[Any]] = {
   'bf16': np.dtype(jnp.bfloat16),
@@ -90,13 +90,13 @@ def decode(
 
 
 def experts(
-  store: host_store.HostStore,
+  store: store_lib.Store,
   form: quant.Format | None,
   shape: tuple[int, int, int],
 ) -> list[np.ndarray]:
   """Every expert of a store in float32 `[3, F, D]`, by key."""
   storage = form or store.dtype
-  return [decode(storage, b.view, shape) for b in store.blocks]
+  return [decode(storage, store.read(k), shape) for k in range(len(store))]
 
 
 _unpack = jax.jit(quant.unpack, static_argnums=0)

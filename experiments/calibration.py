@@ -175,7 +175,7 @@ def main(
     loaded = random_model(shape, config)
   else:
     dtype = config_lib.param_dtype(config)
-    loaded = loading.load(model, param_dtype=dtype, link=config.link)
+    loaded = loading.load(model, param_dtype=dtype, engine=config)
   config = _room(config, loaded.config)
   found = measure(loaded, config)
   _print(console, found)

@@ -13,13 +13,12 @@ CONFIG = flags.DEFINE_string('config', 'plain', 'Named config to start from.')
 MODEL = flags.DEFINE_string('model', None, "'demo' or a model's directory.")
 SCHEDULER = flags.DEFINE_string('scheduler', None, 'lockstep or runahead.')
 EVICTION = flags.DEFINE_string(
-  'eviction',
-  None,
-  'Who gives up its slot: ' + ', '.join(config_lib.names()) + '.',
+  'eviction', None, f'Who gives up its slot: {", ".join(config_lib.names())}.'
 )
 CACHE = flags.DEFINE_string(
   'cache', None, 'Fraction (0.5) of all experts, or a number of slots (64).'
 )
+HOST_GIB = flags.DEFINE_float('host_gib', None, 'GiB for experts; 0: all.')
 REQUESTS = flags.DEFINE_integer('requests', None, 'Rows that decode at once.')
 PROMPTS = flags.DEFINE_string('prompts', None, 'JSON lines with "prompt".')
 COUNT = flags.DEFINE_integer('count', None, 'How many of the prompts; 0: all.')
@@ -53,6 +52,7 @@ def build_config() -> configs.Decode:
     'scheduler': SCHEDULER.value,
     'eviction': EVICTION.value,
     'cache': cache,
+    'host_gib': HOST_GIB.value,
     'requests': REQUESTS.value,
     'link': link,
   }

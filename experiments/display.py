@@ -62,7 +62,7 @@ class Meter:
       self._issued[event.key] = event.time
     elif isinstance(event, events.LoadLanded):
       issued = self._issued.pop(event.key)
-      self.link += event.time - max(issued, self._landed)
+      self.link += event.time - max(issued, self._landed, *event.read[1:])
       self._landed = event.time
     elif isinstance(event, events.Token):
       self.tokens += 1

@@ -37,10 +37,11 @@ def main(config: configs.Decode, report: str, log: str) -> int:
     config, lambda what: console.print(f'[dim]{what} ...[/dim]')
   )
   runs: list[run.Run] = []
-  for variant in config.variants():
-    runs.append(bench.run(*variant, console))
-    if runs[-1].interrupted:
-      break
+  with bench.llm:  # Whatever happens, no thread stays behind.
+    for variant in config.variants():
+      runs.append(bench.run(*variant, console))
+      if runs[-1].interrupted:
+        break
   _texts(console, config, runs)
   reports = [r.report for r in runs if r.report]
   _figures(console, reports)
@@ -82,11 +83,15 @@ def _errors(console: rich.console.Console, runs: list[run.Run]) -> bool:
   failed = [o for r in runs for o in r.outputs if o.reason == 'error']
   for output in failed:
     console.print(
-      f'request {output.number} failed after {len(output.tokens)} tokens: a '
-      'value in the model was not finite there, so that its experts or its '
-      'token cannot be told. Check the weights; if they are sound, try '
-      '--set=dtype=float32.',
+      f'request {output.number} failed after {len(output.tokens)} tokens: '
+      f'{output.detail}',
       highlight=False,
+      markup=False,
+    )
+  if any('finite' in output.detail for output in failed):
+    console.print(
+      'Where a value is not finite, experts and token cannot be told. Check '
+      'the weights; if they are sound, try --set=dtype=float32.'
     )
   return bool(failed)
 

@@ -48,7 +48,9 @@ class _Watched:
     self.load, self.launch = executor.load, executor.launch
     self.wait, self.close = executor.wait, executor.close
 
-  def poll(self) -> list[protocols.Landed | protocols.Ended]:
+  def poll(
+    self,
+  ) -> list[protocols.Landed | protocols.Failed | protocols.Ended]:
     """See `Executor`."""
     begun = self.now()
     found = self._executor.poll()

@@ -59,13 +59,9 @@ class Bench:
     request_lib.SamplingParams(
       temperature=config.temperature, top_p=config.top_p, seed=config.seed
     )
-    shape = loading.read_config(loading.locate(config.model))
-    config_lib.slots(config.engine, shape)
     dtype = config_lib.param_dtype(config.engine)
     say(f'loading {config.model}')
-    model = loading.load(
-      config.model, param_dtype=dtype, link=config.engine.link
-    )
+    model = loading.load(config.model, param_dtype=dtype, engine=config.engine)
     engine = dataclasses.replace(
       config.engine, context=_context(config, model, texts)
     )
@@ -123,15 +119,15 @@ class Bench:
     tick: Callable[[], None],
   ) -> list[llm_lib.Output]:
     """Runs the requests; Ctrl-C ends them where they stand."""
-    reasons = {r.number: 'interrupted' for r in requests}
+    ends = {r.number: ('interrupted', '') for r in requests}
     with interrupt.Interrupt() as interrupted:
       for piece in self.llm.run(engine, requests):
         tick()
         if piece.reason is not None:
-          reasons[piece.number] = piece.reason
+          ends[piece.number] = piece.reason, piece.detail
         if interrupted.asked:
           break
-    return [self.llm.output(number, why) for number, why in reasons.items()]
+    return [self.llm.output(number, *why) for number, why in ends.items()]
 
   def _ask(
     self, texts: list[str], new_tokens: int
@@ -192,6 +188,8 @@ class Bench:
       cache_bytes=llm.executor.pool_bytes,
       eviction=llm.eviction(eviction),
       warmup=engine.warmup,
+      host_blocks=model.experts.capacity,
+      remark=model.experts.remark,
     )
 
 

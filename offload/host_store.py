@@ -10,14 +10,16 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from bevy_jax.offload import cuda, pinned
+from bevy_jax.offload import cuda, pinned, store
 
 _NO_MORE = (MemoryError, jax.errors.JaxRuntimeError, cuda.Error)
 
 
 @dataclasses.dataclass(frozen=True)
 class HostStore:
-  """Pinned blocks by key; what a block means is its maker's business.
+  """See `store.Store`: pinned blocks by key, all of them at hand.
+
+  What a block means is its maker's business.
 
   Attributes:
     blocks: one a key, in pinned host memory.
@@ -58,14 +60,7 @@ class HostStore:
     device = device or jax.local_devices()[0]
     memory = memory or pinned.JaxMemory(shape, dtype, device)
     nbytes = math.prod(shape) * dtype.itemsize
-    check_memory(count * nbytes, f'{count} experts of {nbytes:,} bytes')
-    blocks: list[pinned.Block] = []
-    for key in range(count):
-      try:
-        blocks.append(memory.block())
-        fill(key, blocks[-1].view)
-      except _NO_MORE as error:
-        raise _cannot_pin(error, key, count, nbytes) from error
+    blocks = pin(memory, count, nbytes, fill)
     return cls(tuple(blocks), tuple(shape), dtype)
 
   def __len__(self) -> int:
@@ -81,9 +76,41 @@ class HostStore:
     """Bytes of all blocks."""
     return len(self.blocks) * self.block_bytes
 
+  @property
+  def capacity(self) -> int:
+    """Blocks that host memory has room for: all."""
+    return len(self.blocks)
+
+  @property
+  def remark(self) -> str:
+    """See `Store`."""
+    return ''
+
+  def fetch(self, key: int) -> bool:
+    """See `Store`: everything is here."""
+    del key
+    return True
+
+  def fetched(self) -> list[store.Fetched]:
+    """See `Store`."""
+    return []
+
+  def release(self, key: int) -> None:
+    """See `Store`."""
+
   def block(self, key: int) -> pinned.Block:
     """The pinned block of one expert; not to be donated or written."""
     return self.blocks[key]
+
+  def read(self, key: int) -> np.ndarray:
+    """See `Store`."""
+    return self.blocks[key].view.copy()
+
+  def clear(self) -> None:
+    """See `Store`."""
+
+  def close(self) -> None:
+    """See `Store`."""
 
   def array(self, key: int) -> jax.Array:
     """The same as a JAX array; its memory must be JAX's."""
@@ -95,6 +122,28 @@ class HostStore:
     """Checksum of a block, as it is or as its copy in `dtype` would be."""
     block = self.blocks[key].view
     return fingerprint(block if dtype is None else block.astype(dtype))
+
+
+def pin(
+  memory: pinned.Memory,
+  count: int,
+  nbytes: int,
+  fill: Callable[[int, np.ndarray], None] = lambda key, out: None,
+) -> list[pinned.Block]:
+  """`count` blocks of `nbytes`, each filled before the next is made.
+
+  Raises:
+    ValueError: they do not fit the host's memory, or cannot be pinned.
+  """
+  check_memory(count * nbytes, f'{count} experts of {nbytes:,} bytes')
+  blocks: list[pinned.Block] = []
+  for key in range(count):
+    try:
+      blocks.append(memory.block())
+      fill(key, blocks[-1].view)
+    except _NO_MORE as error:
+      raise _cannot_pin(error, key, count, nbytes) from error
+  return blocks
 
 
 def fingerprint(block: jax.Array | np.ndarray) -> int:

@@ -69,6 +69,16 @@ class SlotTable:
     self.barred[key] = 0.0
     return self.slot_of[key]
 
+  def abort_load(self, key: int) -> int:
+    """A loading key is absent again, its slot free; returns the slot."""
+    layer, expert = divmod(key, self.experts)
+    assert self.loading[layer] >> expert & 1, f'key {key} is not loading'
+    self.loading[layer] &= ~(1 << expert)
+    slot = self.slot_of[key]
+    self.slot_of[key], self.key_of[slot] = -1, -1
+    self._free.append(slot)
+    return slot
+
   def can_evict(self, key: int) -> bool:
     """Whether a key is resident and no launch in flight may read it."""
     layer, expert = divmod(key, self.experts)

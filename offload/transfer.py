@@ -19,19 +19,22 @@ class Moved(NamedTuple):
   Attributes:
     key: the expert.
     slot: where it goes.
-    block: device array with the expert's shape, in the stored type, that
-      awaits its slot; None where it lies in its slot already.
-    fault: why it failed; empty where it did not.
+    block: array with the expert's shape, in the stored type: on the device,
+      or the host block itself where the slot write is the copy; None where
+      the load failed, or the block lies in its slot already.
+    fault: why the load failed; empty where it did not.
+    read: nanoseconds at which its read from disk began and ended, if any.
   """
 
   key: int
   slot: int
   block: jax.Array | None
   fault: str = ''
+  read: tuple[int, ...] = ()
 
 
 class Transfer(Protocol):
-  """Moves blocks over the link, in order."""
+  """Moves blocks over the link; every load arrives, or says why not."""
 
   def begin(self, key: int, slot: int) -> None:
     """Starts to move an expert, at the latest with `flush`; never waits."""
@@ -40,7 +43,7 @@ class Transfer(Protocol):
     """No more loads begin for now: all of them are on their way."""
 
   def arrived(self) -> list[Moved]:
-    """What has ended since the last call, in order; never waits."""
+    """What has arrived or failed since the last call; never waits."""
 
   def due(self) -> int | None:
     """Nanoseconds at which the next may arrive: None unknown or none."""
@@ -49,7 +52,7 @@ class Transfer(Protocol):
     """Loads begun and not yet returned by `arrived`."""
 
   def close(self) -> None:
-    """Forgets all loads, once none can write any more; safe to repeat."""
+    """Waits until it copies nothing any more, and forgets its loads."""
 
 
 class DevicePut:
@@ -204,18 +207,27 @@ def _failed(moved: Moved, error: Exception) -> Moved:
 
 
 def write_slots(
-  pool: jax.Array, slots: jax.Array, blocks: list[jax.Array]
-) -> jax.Array:
+  pool: jax.Array, slots: jax.Array, blocks: list[jax.Array], told: bool = False
+) -> tuple[jax.Array, jax.Array | None]:
   """Puts blocks into slots of the pool, in the pool's type.
 
   To be jitted with the pool donated. Equal slots must get equal blocks.
+
+  Returns:
+    The pool, and where `told` a scalar that is ready when the write has run:
+    the pool itself cannot be asked once the next program has taken it.
   """
   for i, block in enumerate(blocks):
     here = jax.device_put(block, jax.memory.Space.Device)
     pool = jax.lax.dynamic_update_index_in_dim(
       pool, here.astype(pool.dtype), slots[i], 0
     )
-  return pool
+  if not told:
+    return pool, None
+  # Read from where it was written, so that nothing can make it earlier.
+  zero = jnp.zeros((), slots.dtype)
+  first = (slots[0], *[zero] * (pool.ndim - 1))
+  return pool, jax.lax.dynamic_slice(pool, first, (1,) * pool.ndim)
 
 
 def pool_bytes(slots: int, block: tuple[int, ...], dtype: jnp.dtype) -> int:

@@ -1,7 +1,8 @@
 """Laws that every scheduler and eviction obeys, on a scripted executor.
 
 `Fake` has no device: routing is a hash, and loads and launches take random
-times on an integer clock. It checks every promise made to an executor;
+times on an integer clock. In some worlds loads land in any order, in some a
+load fails now and then. It checks every promise made to an executor;
 `_Watch` checks what the engine decides. Each law was seen to fail with the
 code broken on purpose:
 
@@ -22,6 +23,11 @@ code broken on purpose:
   a row is given back           Engine._finish without `_rows[...] = None`
   who joins joins the last one  Engine._seat with position 0
   the identical share loads     Loads.issue without `& ~table.loading[layer]`
+  every load ends or is told    Engine._failed without `_loads.failed`
+  a failure ends who waits      affected() that leaves who waits where they are
+  it ends nobody else           affected() without the test of `need`, and
+                                Prefill.drop taking out the whole group
+  who ended loads nothing       Prefill.drop without `need & kept`
 """
 
 import dataclasses
@@ -88,6 +94,7 @@ class Fake:
   Attributes:
     chunk: see `Executor`.
     content: key in each slot, -1 where none is, None while one is coming.
+    excused: keys that failed, with the rows whose prompts needed them then.
   """
 
   chunk = 4
@@ -98,17 +105,23 @@ class Fake:
     slots: int,
     seed: int,
     error: tuple[int, int, int] | None = None,
+    faults: float = 0.0,
   ):
     self.content: list[int | None] = [-1] * slots
+    self.excused: set[tuple[int, int]] = set()
     self._model, self._layers = model, len(model.moe_ids)
     self._seed, self._error = seed, error
     self._rows: dict[int, _Token] = {}
     self._prompt: list[_Token | None] = []
-    self._loads: deque[tuple[int, int, int]] = deque()
+    self._prompts: Sequence[int] = ()  # Rows of the chunk.
+    self._dropped: set[int] = set()  # Who in the chunk may be passed over.
+    self._loads: list[tuple[int, int, int]] = []
     self._works: deque[_Work] = deque()
     self._now = self._link = self._device = 0
     self._random = random.Random(seed)
     self._paces = [self._random.choice((2, 20, 200)) for _ in range(2)]
+    self._faults, self._dice = faults, random.Random(seed)
+    self._in_order = self._dice.random() < 0.5
 
   @property
   def busy(self) -> bool:
@@ -126,8 +139,9 @@ class Fake:
       assert slot not in work.slots, f'slot {slot} is being read'
     self.content[slot] = None
     took = self._random.randint(1, self._paces[0])
-    self._link = max(self._link, self._now) + took
+    self._link = max(self._link * self._in_order, self._now) + took
     self._loads.append((self._link, key, slot))
+    self._loads.sort()
 
   def launch(self, number: int, batch: protocols.Batch) -> None:
     rows = (*batch.rows, *(entry.row for entry in batch.entries))
@@ -147,10 +161,16 @@ class Fake:
     distinct = tuple(batch.distinct)
     self._works.append(_Work(self._device, rows, distinct, ended))
 
-  def poll(self) -> list[protocols.Landed | protocols.Ended]:
-    out: list[protocols.Landed | protocols.Ended] = []
+  def poll(
+    self,
+  ) -> list[protocols.Landed | protocols.Failed | protocols.Ended]:
+    out: list[protocols.Landed | protocols.Failed | protocols.Ended] = []
     while self._loads and self._loads[0][0] <= self._now:
-      time, key, slot = self._loads.popleft()
+      time, key, slot = self._loads.pop(0)
+      if self._dice.random() < self._faults:
+        self._fail(key, slot)
+        out.append(protocols.Failed(time, key, f'{key} is broken'))
+        continue
       self.content[slot] = key
       out.append(protocols.Landed(time, key))
     while self._works and self._works[0].due <= self._now:
@@ -165,6 +185,16 @@ class Fake:
 
   def close(self) -> None:
     pass
+
+  def _fail(self, key: int, slot: int) -> None:
+    self.content[slot] = -1
+    layer, expert = divmod(key, self._model.num_experts)
+    for i, token in enumerate(self._prompt):
+      if token is None or token.layer != layer:
+        continue
+      if expert in set(token.choices) - token.done:
+        self._dropped.add(i // self.chunk)
+        self.excused.add((key, self._prompts[i // self.chunk]))
 
   def _enter(self, batch: protocols.Batch) -> _Answer:
     for e in batch.entries:
@@ -189,7 +219,8 @@ class Fake:
 
   def _prefill(self, batch: protocols.Batch) -> _Answer:
     if batch.chunk is not None:
-      self._prompt = []
+      self._prompt, self._dropped = [], set()
+      self._prompts = batch.chunk.rows
       for start, ids in zip(
         batch.chunk.starts, batch.chunk.tokens, strict=True
       ):
@@ -199,7 +230,10 @@ class Fake:
         ]
         self._prompt += [None] * (self.chunk - len(ids))
     else:
-      for token, slots in zip(self._prompt, batch.slots, strict=True):
+      pairs = zip(self._prompt, batch.slots, strict=True)
+      for i, (token, slots) in enumerate(pairs):
+        if i // self.chunk in self._dropped and max(slots) < 0:
+          continue
         if token is not None:
           self._apply(token, slots, batch)
       if not batch.finish:
@@ -268,10 +302,16 @@ class _Watch:
 
   def step(self, submitted: int, rows: int) -> None:
     was_entering = bool(self.entering)
+    waited = list(self._engine.view.waiting)
     self._engine.step()
     self._engine.table.check_integrity()
     for event in self._engine.log[self._seen :]:
       self._on_event(event)
+      if isinstance(event, events.LoadFailed):
+        layer, expert = divmod(event.key, self._engine.table.experts)
+        for p in set(waited) & set(self._engine.view.waiting):
+          still = p.layer == layer and p.need >> expert & 1
+          assert not still, 'it goes on waiting for a load that failed'
     self._seen = len(self._engine.log)
     view = self._engine.view
     if not was_entering and not self.entering:
@@ -298,7 +338,12 @@ class _Watch:
     elif isinstance(event, events.Prefilled):
       self.entering -= set(event.requests)
     elif isinstance(event, events.Finished):
-      del self.active[event.request]
+      row = self.active.pop(event.request)
+      if event.request in self.entering:
+        pair = int(event.detail.split()[0]), row
+        excused = self._engine._executor.excused
+        assert pair in excused, 'its prompt did not need what failed'
+      self.entering.discard(event.request)
       self._at.pop(event.request, None)
       self.finished.add(event.request)
     elif isinstance(event, events.Routed):
@@ -323,7 +368,9 @@ class _Watch:
     assert not over & {p.request.number for p in view.waiting}, 'a ghost waits'
     needs = [(p.layer, p.need) for p in view.waiting]
     if prefill is not None:
-      needs.append((prefill.layer, prefill.need))
+      chosen = {e for ids in prefill.choices for e in ids}
+      mask = sum(1 << e for e in chosen)
+      needs.append((prefill.layer, prefill.need & mask))
     else:
       for who in self._starving:
         self._starving[who] += 1
@@ -386,6 +433,7 @@ class _World(NamedTuple):
   arrivals: list[int]
   error: tuple[int, int, int] | None
   seed: int
+  faults: float = 0.0
 
 
 def _world(seed: int) -> _World:
@@ -426,6 +474,7 @@ def _world(seed: int) -> _World:
     sorted(rng.choice((0, rng.randrange(150))) for _ in range(count)),
     error if rng.random() < 0.3 else None,
     seed,
+    rng.choice((0.0, 0.0, 0.02, 0.3)),
   )
 
 
@@ -436,7 +485,7 @@ def _run(variant: str, world: _World) -> list[events.Event]:
     keys = len(world.model.moe_ids) * world.model.num_experts
     rng = np.random.default_rng(world.seed)
     eviction = eviction_lib.Static(popularity=rng.random(keys))
-  fake = Fake(world.model, world.slots, world.seed, world.error)
+  fake = Fake(world.model, world.slots, world.seed, world.error, world.faults)
   found = engine.Engine(
     world.model,
     fake,
@@ -496,6 +545,25 @@ class LawsTest(parameterized.TestCase):
         log = _run(variant, world)
         self._check_texts(world, log)
         self._check_pairs(log)
+        self._check_failures(world, log)
+
+  def _check_failures(self, world: _World, log: list[events.Event]) -> None:
+    """Who ends for a failed load awaited just that expert."""
+    prompts: events.PrefillRouted | None = None
+    decoding: dict[int, events.Routed] = {}
+    for e in log:
+      if isinstance(e, events.PrefillRouted):
+        prompts = e
+      elif isinstance(e, events.Routed):
+        decoding[e.request] = e
+      elif isinstance(e, events.Finished) and 'broken' in e.detail:
+        layer, expert = divmod(
+          int(e.detail.split()[0]), world.model.num_experts
+        )
+        at = decoding.get(e.request, prompts)
+        assert at is not None, 'nobody has said what it needs'
+        self.assertEqual(at.layer, layer)
+        self.assertIn(expert, at.experts)
 
   def _check_texts(self, world: _World, log: list[events.Event]) -> None:
     tokens = _of(log, events.Token)
@@ -505,14 +573,21 @@ class LawsTest(parameterized.TestCase):
       mine = [t for t in tokens if t.request == request.number]
       self.assertEqual([t.index for t in mine], list(range(len(mine))))
       text = _text(world, request)
+      (end,) = (e for e in ends if e.request == request.number)
+      if 'broken' in end.detail:
+        self.assertEqual(end.reason, 'error')
+        text = text[: len(mine)]
       self.assertIn([t.token for t in mine], (text, text[: request.new_tokens]))
 
   def _check_pairs(self, log: list[events.Event]) -> None:
-    issued, landed = (
-      [(e.key, e.slot) for e in _of(log, kind)]
-      for kind in (events.LoadIssued, events.LoadLanded)
-    )
-    self.assertEqual(issued, landed)
+    loading: dict[int, int] = {}
+    for e in log:
+      if isinstance(e, events.LoadIssued):
+        self.assertNotIn(e.key, loading)
+        loading[e.key] = e.slot
+      elif isinstance(e, events.LoadLanded | events.LoadFailed):
+        self.assertEqual(loading.pop(e.key), e.slot)
+    self.assertEqual(loading, {})
     begun, ended = (
       [e.launch for e in _of(log, kind)]
       for kind in (events.LaunchBegun, events.LaunchEnded)

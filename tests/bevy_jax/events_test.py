@@ -20,7 +20,9 @@ _LOG = [
   events.LaunchEnded(8, 0),
   events.Routed(9, 0, 1, 2, (3, 1), 1, 6),
   events.Token(10, 0, 1, 95),
-  events.Finished(11, 0, 'eos'),
+  events.LoadLanded(10, 13, 4, (6, 9)),
+  events.LoadFailed(10, 14, 3, 'the disk is broken'),
+  events.Finished(11, 0, 'error', 'the disk is broken'),
 ]
 
 

@@ -18,7 +18,7 @@ from safetensors import numpy as safetensors_numpy
 import bevy_jax
 from bevy_jax import conversion, loading
 from bevy_jax.layers import tensors
-from bevy_jax.offload import cuda, host_store
+from bevy_jax.offload import cuda, host_store, pinned
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 QWEN3 = {
@@ -185,7 +185,7 @@ class LoadingTest(parameterized.TestCase):
     self.write()
     no = mock.Mock(side_effect=AssertionError('memory was filled'))
     with (
-      mock.patch.object(host_store, 'aligned', no),
+      mock.patch.object(pinned, 'aligned', no),
       self.assertRaisesRegex(ValueError, r'safetensors.*(up|odd|k)'),
     ):
       loading.load(self.dir)
@@ -195,7 +195,7 @@ class LoadingTest(parameterized.TestCase):
     (self.dir / 'model-00002-of-00002.safetensors').unlink()
     no = mock.Mock(side_effect=AssertionError('memory was filled'))
     with (
-      mock.patch.object(host_store, 'aligned', no),
+      mock.patch.object(pinned, 'aligned', no),
       self.assertRaisesRegex(ValueError, 'model-00002-of-00002'),
     ):
       loading.load(self.dir)

@@ -190,7 +190,8 @@ class BytesTest(parameterized.TestCase):
         each.begin(key, slot)
         (moved,) = _drain(each, 1)
         if moved.block is not None:
-          other = write(other, np.array([slot], np.int32), [moved.block])
+          slots = np.array([slot], np.int32)
+          other, _ = write(other, slots, [moved.block])
       got = np.array(pool[slot]), np.array(other[slot])
       for bits in got:
         self.assertEqual(host_store.fingerprint(bits), store.fingerprint(key))

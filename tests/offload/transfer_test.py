@@ -245,7 +245,11 @@ class WriteSlotsTest(parameterized.TestCase):
     pool = jnp.zeros((10, 2, 3), jnp.bfloat16)
     slots = list(range(9, 9 - size, -1))
     blocks = [jnp.full((2, 3), 1.0 + s) for s in slots]
-    out = jax.jit(transfer.write_slots)(pool, np.array(slots, np.int32), blocks)
+    write = jax.jit(transfer.write_slots, static_argnums=3)
+    out, none = write(pool, np.array(slots, np.int32), blocks, False)
+    self.assertIsNone(none)
+    _, token = write(pool, np.array(slots, np.int32), blocks, True)
+    self.assertEqual(token.item(), 1.0 + slots[0])
     wanted = np.zeros((10, 2, 3))
     for slot in slots:
       wanted[slot] = 1.0 + slot
