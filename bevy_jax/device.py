@@ -153,8 +153,7 @@ class DeviceExecutor:
     """
     self.close()
     self._store.clear()
-    if link:
-      self._set_link(link)
+    self._set_link(link or self._asked)
 
   def close(self) -> None:
     """See `Executor`."""
@@ -315,6 +314,7 @@ class DeviceExecutor:
     return self._rings[kind, size]
 
   def _set_link(self, link: str) -> None:
+    self._asked = link
     self.link = links.resolve(
       link, self._device, self._store.dtype, self._pool.dtype
     )

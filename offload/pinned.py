@@ -80,7 +80,7 @@ class JaxMemory:
     if pointer == buffer.ctypes.data:
       return Block(buffer, array)
     raw = (ctypes.c_uint8 * buffer.nbytes).from_address(pointer)
-    view = np.frombuffer(raw, np.uint8).view(self._dtype)
+    view = np.frombuffer(memoryview(raw), np.uint8).view(self._dtype)
     return Block(view.reshape(self._shape), array)
 
 

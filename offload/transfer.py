@@ -81,7 +81,7 @@ class DevicePut:
     asked, self._asked = self._asked, []
     found = [self._block(key) for key, _ in asked]
     # Memory that is pinned, but not by JAX, goes as fast (H200, jax 0.11.2).
-    blocks = [b.view if b.array is None else b.array for b in found]
+    blocks: list[Any] = [b.view if b.array is None else b.array for b in found]
     moved = [Moved(key, slot, None) for key, slot in asked]
     if self._staged or any(b.array is None for b in found):
       try:
