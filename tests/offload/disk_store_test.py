@@ -170,7 +170,9 @@ class DiskStoreTest(parameterized.TestCase):
     found, rng = self.make(5, 'lfu_decayed'), random.Random(0)
     held: list[int] = []
     waiting: list[int] = []
-    for _ in range(1500):
+    for _ in range(50_000):
+      if min(found.hits, found.reads) > 200:
+        break
       if len(held) + len(waiting) < 8 and rng.random() < 0.6:
         key = rng.randrange(_KEYS)
         (held if found.fetch(key) else waiting).append(key)
@@ -184,8 +186,9 @@ class DiskStoreTest(parameterized.TestCase):
       found.check_integrity()
       for key in held:
         self.assertEqual(found.block(key).view[0, 0, 0], key)
-    self.assertGreater(found.hits, 50)
-    self.assertGreater(found.reads, 50)
+      if not held:
+        time.sleep(1e-4)
+    self.assertGreater(min(found.hits, found.reads), 200)
 
   def test_more_than_the_memory_is_refused(self):
     with (

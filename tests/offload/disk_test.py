@@ -6,6 +6,7 @@ import os
 import pathlib
 import tempfile
 import threading
+import time
 import zlib
 from unittest import mock
 
@@ -138,13 +139,20 @@ class ReadersTest(absltest.TestCase):
     self.assertEqual(self.readers.next().fault, '')
 
   def test_closing_leaves_no_thread_behind(self):
-    # Seen to fail without the joins in `_end`.
-    out = pinned.aligned((40, 12288), np.dtype(np.uint8))
-    for key in range(40):
-      self.readers.ask(key, out[key, :9000])
-    self.assertLen(_threads(), 3)
-    self.readers.close()
+    # Seen to fail without the joins in `_end`, and to take 2.7 seconds where
+    # it does not forget what was asked for.
+    out = np.empty(9000, np.uint8)
+    begun = time.perf_counter()
+    slow = mock.Mock(side_effect=lambda *args: time.sleep(0.2))
+    with mock.patch.object(disk.BlockFile, 'read', slow):
+      for key in range(40):
+        self.readers.ask(key, out)
+      while slow.call_count < 3:
+        time.sleep(1e-3)
+      self.assertLen(_threads(), 3)
+      self.readers.close()
     self.assertEqual(_threads(), [])
+    self.assertLess(time.perf_counter() - begun, 2)
     self.readers.close()
 
   def test_being_forgotten_leaves_no_thread_behind(self):
