@@ -78,7 +78,7 @@ def plain(file: disk.BlockFile, keys: Sequence[int], threads: int) -> float:
   def read(buffer: np.ndarray) -> None:
     while (n := next(following)) < len(keys):
       at = keys[n] * file.nbytes
-      if os.preadv(handle, [buffer], at) != file.nbytes:
+      if os.preadv(handle, [buffer.data], at) != file.nbytes:
         short.append(keys[n])
 
   page = np.dtype(np.uint8)

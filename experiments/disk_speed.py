@@ -8,6 +8,7 @@ import random
 import shutil
 import statistics
 import tempfile
+from collections.abc import Callable
 
 from absl import app, flags
 
@@ -47,7 +48,7 @@ def _measure(file: disk.BlockFile, count: int) -> None:
     f'{count} blocks of {file.nbytes:,} bytes, {READERS.value} threads, '
     f'{depth} fetches at once, direct reads: {file.direct}; GB/s'
   )
-  ways = {
+  ways: dict[str, Callable[[list[int]], float]] = {
     'plain': lambda keys: disk_reads.plain(file, keys, READERS.value),
     'ours': lambda keys: disk_reads.ours(store, keys, depth),
     'one by one': lambda keys: disk_reads.plain(file, keys, 1),

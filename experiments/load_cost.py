@@ -24,7 +24,7 @@ class _Nothing:
   def launch(self, number: int, batch: protocols.Batch) -> None:
     pass
 
-  def poll(self) -> list[protocols.Landed | protocols.Ended]:
+  def poll(self) -> list[protocols.Landed | protocols.Failed | protocols.Ended]:
     return []
 
   def wait(self) -> None:

@@ -107,7 +107,8 @@ class Bench:
       facts = self._facts(scheduler, eviction)
       report = report_lib.make(engine.log, facts)
     except ValueError:
-      if not interrupted:
+      # All may have ended before anything could be measured.
+      if not interrupted and all(o.reason != 'error' for o in outputs):
         raise
       report = {}
     return Run(report, engine.log, outputs, interrupted)

@@ -63,7 +63,8 @@ class BlockFile:
       body = 0
     rest = raw.nbytes - body
     over = spare[: -(-rest // pinned.PAGE) * pinned.PAGE]
-    self._fill(key, [part for part in (raw[:body], over) if part.nbytes])
+    parts = [part.data for part in (raw[:body], over) if part.nbytes]
+    self._fill(key, parts)
     raw[body:] = over[:rest]
     if zlib.crc32(raw.data) != self._checksums[key]:
       raise ValueError(
@@ -77,7 +78,7 @@ class BlockFile:
       os.close(self._file)
       self._file = -1
 
-  def _fill(self, key: int, parts: list[np.ndarray]) -> None:
+  def _fill(self, key: int, parts: list[memoryview]) -> None:
     begin = at = self._offsets[key]
     while parts:
       got = os.preadv(self._file, parts, at)
@@ -123,6 +124,7 @@ class Readers:
 
   def ask(self, key: int, out: np.ndarray) -> None:
     """Has a block read into `out`, which is left alone until it is done."""
+    assert self._stop.alive, 'the readers are closed'
     self._asked.put((key, out))
 
   def done(self) -> list[store.Fetched]:
@@ -177,7 +179,7 @@ def _open(path: pathlib.Path) -> tuple[int, bool]:
     file = -1
     try:
       file = os.open(path, os.O_RDONLY | _DIRECT)
-      os.preadv(file, [page], 0)
+      os.preadv(file, [page.data], 0)
       return file, True
     except OSError as error:
       if file >= 0:

@@ -8,7 +8,10 @@ at the end is compared with what was written.
 import functools
 import itertools
 import pathlib
+import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -17,8 +20,8 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from bevy_jax import LLM, conversion, device, engine, events
 from bevy_jax import config as config_lib
-from bevy_jax import device, engine, events
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import params as params_lib
@@ -232,6 +235,87 @@ class TiersTest(parameterized.TestCase):
     _run(found, (2, 0))
     for number in (2, 0):
       self.assertEqual(_tokens(found, number), _reference(number))
+
+
+@functools.cache
+def _native() -> pathlib.Path:
+  folder = tempfile.TemporaryDirectory()
+  _native.folder = folder  # type: ignore[attr-defined]
+  target = pathlib.Path(folder.name) / 'native'
+  conversion.convert('demo', target)
+  return target
+
+
+def _readers() -> set[threading.Thread]:
+  return {t for t in threading.enumerate() if 'bevy-reader' in t.name}
+
+
+class LlmTest(absltest.TestCase):
+  """The demo model as its users run it."""
+
+  def setUp(self):
+    super().setUp()
+    path = _native() / checkpoint.BLOCKS
+    self.path, self.content = path, path.read_bytes()
+    self.addCleanup(path.write_bytes, self.content)
+
+  def spoil(self) -> None:
+    """Changes a byte of every expert, in place."""
+    array = np.frombuffer(self.content, np.uint8).copy()
+    array[::4096] ^= 1
+    self.path.write_bytes(array.tobytes())
+
+  def test_faults_reach_the_user_and_the_threads_end(self):
+    # Seen to fail without `experts.close` in `LLM.close`.
+    others = _readers()
+    llm = LLM.load(
+      _native(),
+      cache=0.25,
+      host_gib=0.006,
+      requests=2,
+      context=64,
+      strict=True,
+    )
+    prompts = ['The captain said', 'Once']
+    with llm:
+      before = list(llm.generate(prompts, 4))
+      self.assertEqual([o.reason for o in before], ['length'] * 2)
+      self.spoil()
+      llm.engine()  # Cold, so that everything is read again.
+      for out in llm.generate(prompts, 4):
+        self.assertEqual(out.reason, 'error')
+        self.assertIn('the checksum of expert', out.detail)
+      self.path.write_bytes(self.content)
+      self.assertEqual(list(llm.generate(prompts, 4)), before)
+      self.assertLen(_readers() - others, disk.READERS)
+    self.assertEqual(_readers(), others)
+    llm.close()
+
+  def test_a_job_says_what_failed(self):
+    self.spoil()
+    done = subprocess.run(
+      [
+        sys.executable,
+        '-m',
+        'bevy_jax.experiments.decode',
+        f'--model={_native()}',
+        '--host_gib=0.006',
+        '--requests=1',
+        '--count=1',
+        '--new_tokens=4',
+        '--set=strict=true',
+        '--compare=runahead',
+      ],
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+    self.assertEqual(done.returncode, 1, done.stderr)
+    said = ' '.join(done.stdout.split())
+    self.assertRegex(
+      said, r'request 0 failed after 0 tokens: .*the checksum of'
+    )
+    self.assertNotIn('finite', said)
 
 
 def _failing(broken: int) -> Callable[[int, np.ndarray, np.ndarray], None]:

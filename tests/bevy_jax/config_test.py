@@ -1,6 +1,8 @@
 """Nonsense is refused at construction, with a fix."""
 
+import re
 import tempfile
+from typing import Any
 
 import jax
 import numpy as np
@@ -77,6 +79,52 @@ class ConfigTest(parameterized.TestCase):
     made = config.EngineConfig(cache=cache)
     with self.assertRaisesRegex(ValueError, 'at least 2 slots'):
       config.slots(made, model_config.tiny())
+
+  def test_slots_by_bytes(self):
+    model = model_config.tiny()
+    made = config.EngineConfig(cache_gib=10_000 / 2**30)
+    self.assertEqual(config.slots(made, model, 1000), 10)
+    self.assertEqual(config.slots(made, model, 3333), 3)
+    self.assertEqual(config.slots(made, model, 1), 32)
+    with self.assertRaisesRegex(ValueError, 'is 1 slots .*give at least') as c:
+      config.slots(made, model, 9_999)
+    self._enough('cache_gib', str(c.exception), 9_999)
+
+  def _enough(self, name: str, said: str, block_bytes: int) -> None:
+    """What a refusal asks for works."""
+    (gib,) = re.findall(r'at least (\d+\.\d+)', said)
+    made = config.EngineConfig(**{name: float(gib)})
+    if name == 'host_gib':
+      self.assertGreaterEqual(config.host_blocks(made, 99, block_bytes), 4)
+    else:
+      found = config.slots(made, model_config.tiny(), block_bytes)
+      self.assertGreaterEqual(found, 2)
+
+  @parameterized.parameters(
+    (0.0, 99), (400_000, 4), (499_999, 4), (9.9e6, 99), (1e12, 99)
+  )
+  def test_host_blocks(self, nbytes: float, wanted: int):
+    made = config.EngineConfig(host_gib=nbytes / 2**30)
+    self.assertEqual(config.host_blocks(made, 99, 100_000), wanted)
+
+  def test_too_few_host_blocks(self):
+    made = config.EngineConfig(host_gib=399_999 / 2**30)
+    with self.assertRaisesRegex(ValueError, 'holds 3 experts') as caught:
+      config.host_blocks(made, 99, 100_000)
+    self._enough('host_gib', str(caught.exception), 100_000)
+    # All of a tiny model are enough, however deep the link.
+    self.assertEqual(config.host_blocks(made, 3, 100_000), 3)
+
+  @parameterized.parameters(
+    ({'host_gib': -1}, 'host_gib is -1'),
+    ({'host_gib': float('nan')}, 'host_gib is nan'),
+    ({'cache_gib': True}, 'cache_gib is True'),
+    ({'cache_gib': '3'}, "cache_gib is '3'"),
+    ({'host_eviction': 'reuse'}, "host eviction 'reuse' is not known"),
+  )
+  def test_refuses_budgets(self, options: dict[str, Any], said: str):
+    with self.assertRaisesRegex(ValueError, said):
+      config.EngineConfig(**options)
 
   def test_slots_count_layers_with_experts_only(self):
     model = model_config.tiny(moe_layers=(True, False, True, False))

@@ -16,6 +16,7 @@ from absl.testing import absltest, parameterized
 from safetensors import numpy as safetensors_numpy
 
 import bevy_jax
+from bevy_jax import config as engine_config
 from bevy_jax import conversion, loading
 from bevy_jax.layers import tensors
 from bevy_jax.offload import cuda, host_store, pinned
@@ -199,6 +200,45 @@ class LoadingTest(parameterized.TestCase):
       self.assertRaisesRegex(ValueError, 'model-00002-of-00002'),
     ):
       loading.load(self.dir)
+
+  def test_a_host_budget_leaves_the_others_on_disk(self):
+    # Seen to fail with `key + 1` for the offsets' keys.
+    whole = loading.load(self.write())
+    conversion.convert(self.dir, self.root / 'native')
+    engine = engine_config.EngineConfig(
+      cache=1.0, link_depth=2, host_gib=3 * 4096 / 2**30
+    )
+    no = mock.Mock(side_effect=AssertionError('all experts were read'))
+    with mock.patch.object(host_store.HostStore, 'build', no):
+      loaded = loading.load(self.root / 'native', engine=engine)
+    self.addCleanup(loaded.experts.close)
+    self.assertEqual((loaded.experts.capacity, len(whole.experts)), (3, 8))
+    self.assertLen(loaded.experts, 8)
+    for key in range(8):
+      lies = host_store.fingerprint(loaded.experts.read(key))
+      self.assertEqual(lies, whole.experts.fingerprint(key))
+
+  def test_more_than_enough_is_everything(self):
+    self.write()
+    engine = engine_config.EngineConfig(cache=1.0, host_gib=1)
+    loaded = loading.load(self.dir, engine=engine)
+    self.assertIsInstance(loaded.experts, host_store.HostStore)
+
+  @parameterized.parameters(
+    ({'host_gib': 3 * 4096 / 2**30, 'link_depth': 2}, 'convert it first'),
+    ({'host_gib': 4096 / 2**30, 'link_depth': 2}, 'give at least 0.000008'),
+    ({'cache_gib': 10 / 2**30}, 'is 0 slots of 768 bytes'),
+    ({'cache': 1}, 'at least 2 slots'),
+  )
+  def test_budgets_are_checked_before_anything_is_filled(self, options, said):
+    self.write()
+    no = mock.Mock(side_effect=AssertionError('memory was filled'))
+    with (
+      mock.patch.object(pinned, 'aligned', no),
+      self.assertRaisesRegex(ValueError, said),
+    ):
+      engine = engine_config.EngineConfig(**options)
+      loading.load(self.dir, engine=engine)
 
   def test_harmless_buffers_are_passed_over(self):
     name = 'model.layers.0.self_attn.rotary_emb.inv_freq'
