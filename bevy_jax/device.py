@@ -89,8 +89,7 @@ class DeviceExecutor:
     )
     # Where the host block itself arrives, somebody must tell when it is read.
     self._told = self._device.platform == 'cpu'
-    self.link = self._resolve(config.link)
-    self._transfer = self._make_transfer()
+    self._set_link(config.link)
     self._running: deque[_Running] = deque()
     self._rings: dict[tuple[str, int], control.ControlRing] = {}
     self._warm_up()
@@ -141,6 +140,7 @@ class DeviceExecutor:
       self._running[0].answer.block_until_ready()
       return
     assert self._running or self._transfer.pending(), 'nothing to wait for'
+    self._transfer.flush()
     due = self._transfer.due()
     if self._running or due is None:
       time.sleep(_NAP)
@@ -155,9 +155,7 @@ class DeviceExecutor:
     """
     self.close()
     self._store.clear()
-    if link:
-      self.link = self._resolve(link)
-      self._transfer = self._make_transfer()
+    self._set_link(link or self._asked)
 
   def set_gates(self, depth: int) -> None:
     """Lets decode answers guess for so many MoE layers ahead; 0 for none.
@@ -289,9 +287,8 @@ class DeviceExecutor:
     view[:] = numbers
 
   def _write_slots(self, moved: list[transfer_lib.Moved]) -> None:
-    largest = transfer_lib.BATCHES[-1]
-    for i in range(0, len(moved), largest):
-      some = moved[i : i + largest]
+    for i in range(0, len(moved), transfer_lib.BATCHES[-1]):
+      some = moved[i : i + transfer_lib.BATCHES[-1]]
       size = next(n for n in transfer_lib.BATCHES if n >= len(some))
       whole = some + [some[-1]] * (size - len(some))
       slots = np.array([m.slot for m in whole], np.int32)
@@ -327,16 +324,15 @@ class DeviceExecutor:
       )
     return self._rings[kind, size]
 
-  def _resolve(self, link: str) -> links.Link:
-    return links.resolve(
+  def _set_link(self, link: str) -> None:
+    self._asked = link
+    self.link = links.resolve(
       link, self._device, self._store.dtype, self._pool.dtype
     )
-
-  def _make_transfer(self) -> staging.Staging:
-    inner = links.make(
-      self.link, self._store, self._pool, self._device, self.now
+    self._transfer = staging.Staging(
+      self._store,
+      links.make(self.link, self._store, self._pool, self._device, self.now),
     )
-    return staging.Staging(self._store, inner)
 
   def _warm_up(self) -> None:
     """Compiles every program by running it on padding alone."""

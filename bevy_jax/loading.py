@@ -62,8 +62,8 @@ def load(
     path: which.
     param_dtype: dtype of the shared weights; as stored where not given.
       Experts always stay as they are stored, be it packed.
-    engine: what its budgets allow, and whose link carries the experts, which
-      decides who pins their memory; all of them in host memory where not given.
+    engine: what its budgets allow and its link needs; all experts in host
+      memory, for direct copies where they can be, where not given.
 
   Raises:
     ValueError: anything missing, broken, unsupported or too large, naming
@@ -86,12 +86,34 @@ def load(
       )
       for name, leaf in source.shared()
     }
-    kind = np.dtype(np.uint8) if form else leaves['embed'].dtype
+    pool = np.dtype(np.uint8) if form else leaves['embed'].dtype
     link = engine.link if engine else 'auto'
-    pins = memory(link, blocks, source.shape, source.dtype, kind)
-    experts = _experts(source, config, blocks, engine, pins)
+    where = memory(link, blocks, source.shape, source.dtype, pool)
+    experts = _experts(source, config, blocks, engine, where)
   params = tensors.unflatten(config, leaves)
   return Loaded(config, params, experts, directory, form)
+
+
+def memory(
+  link: str,
+  count: int,
+  shape: tuple[int, ...],
+  stored: np.dtype[Any],
+  pool: np.dtype[Any],
+) -> pinned.Memory | None:
+  """Host memory for `count` blocks on a link; None for JAX's own.
+
+  Args:
+    link: see `EngineConfig`; ValueError where it cannot be.
+    count: how many blocks.
+    shape: of each.
+    stored: type of the blocks.
+    pool: type of the slots that they go to.
+  """
+  device = jax.local_devices()[0]
+  if links.resolve(link, device, stored, pool).transfer != 'cuda':
+    return None
+  return pinned.RegisteredMemory(count, shape, stored, cuda.Runtime(device))
 
 
 def _budgets(
@@ -128,12 +150,12 @@ def _experts(
   config: config_lib.ModelConfig,
   blocks: int,
   engine: engine_config.EngineConfig | None,
-  pins: pinned.Memory | None,
+  where: pinned.Memory | None,
 ) -> store.Store:
   """All of them in host memory, or a cache of those on disk."""
   if engine is None or isinstance(source, HfSource) or blocks == source.count:
     return host_store.HostStore.build(
-      source.count, source.shape, source.dtype, source.fill, memory=pins
+      source.count, source.shape, source.dtype, source.fill, memory=where
     )
   file = disk.BlockFile(
     source.directory / checkpoint.BLOCKS,
@@ -148,30 +170,8 @@ def _experts(
     layers=len(config.moe_ids),
     blocks=blocks,
     policy=engine_config.HOST_EVICTIONS[engine.host_eviction],
-    memory=pins,
+    memory=where,
   )
-
-
-def memory(
-  link: str,
-  count: int,
-  shape: tuple[int, ...],
-  stored: np.dtype[Any],
-  pool: np.dtype[Any],
-) -> pinned.Memory | None:
-  """Host memory for `count` blocks on a link; None for JAX's own.
-
-  Args:
-    link: see `EngineConfig`; ValueError where it cannot be.
-    count: how many blocks.
-    shape: of each.
-    stored: type of the blocks.
-    pool: type of the slots that they go to.
-  """
-  device = jax.local_devices()[0]
-  if links.resolve(link, device, stored, pool).transfer != 'cuda':
-    return None
-  return pinned.RegisteredMemory(count, shape, stored, cuda.Runtime(device))
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:

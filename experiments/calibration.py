@@ -67,11 +67,11 @@ def measure(model: loading.Loaded, config: config_lib.EngineConfig) -> Found:
   host = probe.host(_TOKENS)
   del probe
   gpu = jax.default_backend() != 'cpu'
-  top = 2**26 if gpu else 2**22
-  sizes = sorted({nbytes, *(4**i for i in range(8, 14) if 4**i <= top)})
+  top = 2**24 if gpu else 2**22
+  sizes = sorted({nbytes, *(4**i for i in range(8, 13) if 4**i <= top)})
   names = [used, *({'cuda', 'device_put'} - {used})]
   links = {
-    name: link_speed.measure(name, sizes, 2**30 if gpu else 2**26)
+    name: link_speed.measure(name, sizes, 2**29 if gpu else 2**26)
     for name in names
     if name != 'cuda' or not cuda.obstacle(jax.devices()[0])
   }

@@ -92,7 +92,7 @@ class _Lane:
     self._link = links.make(
       link, store, self._pool, device, time.perf_counter_ns
     )
-    self._write: Callable[..., jax.Array] = jax.jit(
+    self._write: Callable[..., tuple[jax.Array, None]] = jax.jit(
       transfer.write_slots, donate_argnums=0
     )
     for size in transfer.BATCHES:  # compiles the slot writes
@@ -138,5 +138,6 @@ class _Lane:
       size = next(n for n in transfer.BATCHES if n >= len(some))
       some += [some[-1]] * (size - len(some))
       slots = np.array([m.slot for m in some], np.int32)
-      self._pool = self._write(self._pool, slots, [m.block for m in some])
+      blocks = [m.block for m in some]
+      self._pool, _ = self._write(self._pool, slots, blocks)
     return len(moved)

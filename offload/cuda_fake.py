@@ -8,7 +8,7 @@ from typing import Any
 _TORN = 0xA5  # What a copy leaves behind until it has ended.
 
 
-class _Errors(enum.IntEnum):
+class Code(enum.IntEnum):
   """The codes that it returns."""
 
   cudaSuccess = 0
@@ -16,7 +16,7 @@ class _Errors(enum.IntEnum):
   cudaErrorNotReady = 600
 
 
-class cudaMemcpyKind(enum.IntEnum):
+class Kind(enum.IntEnum):
   """The kind that it copies."""
 
   cudaMemcpyHostToDevice = 1
@@ -36,8 +36,8 @@ class Runtime:
     live: streams and events that were not destroyed.
   """
 
-  cudaError_t = _Errors
-  cudaMemcpyKind = cudaMemcpyKind
+  cudaError_t = Code  # the names are CUDA's
+  cudaMemcpyKind = Kind
   cudaStreamNonBlocking = 1
   cudaEventDisableTiming = 2
   cudaHostRegisterDefault = 0
@@ -57,8 +57,8 @@ class Runtime:
   def cudaSetDevice(self, ordinal: int) -> tuple[Any, ...]:
     return self._log('cudaSetDevice', ordinal)
 
-  def cudaGetErrorString(self, code: _Errors) -> tuple[Any, ...]:
-    return _Errors.cudaSuccess, code.name.encode()
+  def cudaGetErrorString(self, code: Code) -> tuple[Any, ...]:
+    return Code.cudaSuccess, code.name.encode()
 
   def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Any, ...]:
     number = self._new()
@@ -72,25 +72,25 @@ class Runtime:
     self, to: int, source: int, nbytes: int, kind: int, stream: int
   ) -> tuple[Any, ...]:
     code = self._log('cudaMemcpyAsync', to, source, nbytes, kind, stream)
-    if code[0] == _Errors.cudaSuccess:
+    if code[0] == Code.cudaSuccess:
       ctypes.memset(to, _TORN, nbytes)
       self._queued[stream].append((to, source, nbytes))
     return code
 
   def cudaEventRecord(self, event: int, stream: int) -> tuple[Any, ...]:
     code = self._log('cudaEventRecord', event, stream)
-    if code[0] == _Errors.cudaSuccess:
+    if code[0] == Code.cudaSuccess:
       self._queued[stream].append(event)
       self._behind[event], self._asked[event] = stream, 0
     return code
 
   def cudaEventQuery(self, event: int) -> tuple[Any, ...]:
     code = self._log('cudaEventQuery', event)
-    if code[0] != _Errors.cudaSuccess or event not in self._behind:
+    if code[0] != Code.cudaSuccess or event not in self._behind:
       return code
     self._asked[event] += 1
     if self._asked[event] <= self.lag:
-      return (_Errors.cudaErrorNotReady,)
+      return (Code.cudaErrorNotReady,)
     self._run(self._behind[event], event)
     return code
 
@@ -115,7 +115,7 @@ class Runtime:
     self, address: int, nbytes: int, flags: int
   ) -> tuple[Any, ...]:
     code = self._log('cudaHostRegister', address, nbytes, flags)
-    if code[0] == _Errors.cudaSuccess:
+    if code[0] == Code.cudaSuccess:
       self.pinned[address] = nbytes
     return code
 
@@ -123,11 +123,11 @@ class Runtime:
     del self.pinned[address]
     return self._log('cudaHostUnregister', address)
 
-  def _log(self, name: str, *arguments: Any) -> tuple[_Errors]:
+  def _log(self, name: str, *arguments: Any) -> tuple[Code]:
     self.calls.append((name, *arguments))
     if name in self.failing:
-      return (_Errors.cudaErrorInvalidValue,)
-    return (_Errors.cudaSuccess,)
+      return (Code.cudaErrorInvalidValue,)
+    return (Code.cudaSuccess,)
 
   def _new(self) -> int:
     self._numbers += 1

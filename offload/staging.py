@@ -36,6 +36,10 @@ class Staging:
     else:
       self._fetching[key] = slot
 
+  def flush(self) -> None:
+    """See `Transfer`."""
+    self._inner.flush()
+
   def arrived(self) -> list[transfer.Moved]:
     """See `Transfer`."""
     while self._writing and transfer.is_ready(self._writing[0][0]):
@@ -51,9 +55,7 @@ class Staging:
     for moved in self._inner.arrived():
       key = moved.key
       self._moving.discard(key)
-      if (
-        moved.block is not None and moved.block is self._store.block(key).array
-      ):
+      if moved.block is not None and moved.block is self._store.array(key):
         self._lent.add(key)
       else:
         self._store.release(key)
@@ -69,10 +71,6 @@ class Staging:
       self._lent.difference_update(lent)
       assert token is not None, 'nobody can tell when the write has ended'
       self._writing.append((token, lent))
-
-  def flush(self) -> None:
-    """See `Transfer`."""
-    self._inner.flush()
 
   def due(self) -> int | None:
     """See `Transfer`."""

@@ -181,6 +181,7 @@ class Throttled:
     self._inner.close()
     self._starts.clear()
     self._ready.clear()
+    self._late = False
 
 
 def is_ready(array: Any) -> bool:

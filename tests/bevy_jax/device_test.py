@@ -299,7 +299,10 @@ class DirectTest(parameterized.TestCase):
     ('cuda', 'lockstep'), ('auto', 'runahead'), ('throttled:0.01', 'runahead')
   )
   def test_tokens_and_no_slot_write(self, link: str, scheduler: str):
-    """Seen to fail: a `Direct` that says landed before the event is done."""
+    """And every slot holds its expert.
+
+    Seen to fail: an `is_done` that takes 'not ready' for done.
+    """
     executor = _direct()
     executor.drain(link)
     self.assertEqual(executor.link.transfer, 'cuda')
@@ -314,13 +317,17 @@ class DirectTest(parameterized.TestCase):
       log = _run_on(executor, 3, scheduler, requests)
     self.assertEqual(_texts(log), {0: [1, 2, 3, 4], 1: [2, 3], 2: [3, 4, 5]})
     self.assertEqual(executor.compilations(), before)
+    lies = {e.slot: e.key for e in log if isinstance(e, events.LoadIssued)}
+    for slot, key in lies.items():
+      self.assertEqual(executor.slot_bytes(slot)[0, 0, 0], key)
 
   def test_what_an_abandoned_engine_began_harms_nobody(self):
-    """Seen to fail: a `close` that does not wait for the stream."""
+    """Seen to fail: a `close` and an `_end` that do not wait."""
     executor = _direct()
     executor.drain('cuda')
     executor.load(5, 2)
     executor.drain()
+    self.assertEqual(executor.slot_bytes(2)[0, 0, 0], 5)
     self.assertEqual(executor.poll(), [])
     executor.load(6, 2)
     landed = []

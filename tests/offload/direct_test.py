@@ -1,6 +1,7 @@
 """Copies straight into the slots of the pool."""
 
 import collections
+import functools
 import gc
 from typing import NamedTuple
 
@@ -206,24 +207,20 @@ class _Read(NamedTuple):
   keys: list[int]
 
 
-_TIMES = 16
-
-
-@jax.jit
-def _sums(pool: jax.Array, slots: jax.Array, times: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=2)
+def _sums(pool: jax.Array, slots: jax.Array, turns: int) -> jax.Array:
   """For each slot a sum of its words times odd numbers, modulo 2**32.
 
-  Read again and again, for a copy to change what a later one reads: which
-  slots are read depends on the turn as far as a compiler can know.
+  Read turn by turn, for a copy to change what a later one reads: as far as a
+  compiler can know, what is read depends on the turn before. No loop of
+  XLA's: it may copy the whole pool before the first turn.
   """
   odd = 2 * jnp.arange(pool.shape[1], dtype=jnp.uint32) + 1
-
-  def again(i: jax.Array, total: jax.Array) -> jax.Array:
-    here = pool[jnp.where(i < times, slots, 0)]
-    return total + (i + 1) * jnp.sum(here * odd[None], 1, dtype=jnp.uint32)
-
-  zero = jnp.zeros(slots.shape, jnp.uint32)
-  return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(_TIMES), again, zero)
+  total = jnp.zeros(slots.shape, jnp.uint32)
+  for i in range(turns):
+    here = pool[jnp.where(total == 0x5EEDBEEF, 0, slots)]
+    total += (i + 1) * jnp.sum(here * odd[None], 1, dtype=jnp.uint32)
+  return total
 
 
 class StressTest(absltest.TestCase):
@@ -234,14 +231,15 @@ class StressTest(absltest.TestCase):
     and an `is_done` that says yes before the copy has ended.
     """
     gpu = not _WHY
-    loads, words = (10_000, 2**21) if gpu else (400, 2**8)
+    # On a GPU a copy takes 150 us, a launch longer.
+    loads, words, turns = (10_000, 2**21, 32) if gpu else (400, 2**8, 16)
     runtime = _runtime()
     store = _store(64, (words,), np.uint32, runtime)
     odd = 2 * np.arange(words, dtype=np.uint32) + 1
     wanted = np.array(
       [(store.block(k).view * odd).sum(dtype=np.uint32) for k in range(64)]
     )
-    wanted *= np.uint32(sum(range(1, _TIMES + 1)))
+    wanted *= np.uint32(sum(range(1, turns + 1)))
     pool = _pool(24, (words,), jnp.uint32)
     link = direct.Direct(store.block, pool, runtime)
     table = slot_table.SlotTable(4, 16, 24)
@@ -250,13 +248,15 @@ class StressTest(absltest.TestCase):
     begun = ended = launches = beside = 0
     newest: int | None = None
     while ended < loads:
-      while begun < loads and link.pending() < 4:
+      # At times a copy begins at once, at times behind others: then a slot is
+      # written late, and who reads it too early or for too long is found out.
+      while begun < loads and link.pending() < rng.integers(1, 5):
         key = self._absent(table, rng)
         if key is None:
           break
         link.begin(key, table.begin_load(key))
         begun += 1
-        beside += bool(reading)
+        beside += bool(reading) and not reading[-1].answer.is_ready()
       for moved in link.arrived():
         self.assertEqual(moved.fault, '')
         table.finish_load(moved.key)
@@ -268,7 +268,7 @@ class StressTest(absltest.TestCase):
       # at once, and what a queue would have given time to arrive is missed.
       few = len(reading) < rng.integers(1, 4)
       if few and newest is not None and table.resident[newest // 16]:
-        reading.append(self._launch(table, newest, pool, rng))
+        reading.append(self._launch(table, newest, pool, turns, rng))
         launches += 1
     while reading:
       self._check(table, reading.popleft(), wanted)
@@ -277,7 +277,8 @@ class StressTest(absltest.TestCase):
       f'{loads} loads of {store.block_bytes:,} bytes, {beside} begun beside '
       f'launches in flight; {launches} launches read only what they should'
     )
-    self.assertGreater(beside, loads // 4)
+    if gpu:  # A CPU has done with a launch before the next load begins.
+      self.assertGreater(beside, loads // 4)
 
   def _absent(
     self, table: slot_table.SlotTable, rng: np.random.Generator
@@ -296,6 +297,7 @@ class StressTest(absltest.TestCase):
     table: slot_table.SlotTable,
     newest: int,
     pool: jax.Array,
+    turns: int,
     rng: np.random.Generator,
   ) -> _Read:
     """Reads the newest expert, if it is still there, and others beside it."""
@@ -308,7 +310,7 @@ class StressTest(absltest.TestCase):
     slots = table.hold(layer, experts)
     keys = [table.key_of[s] for s in slots]
     padded = (slots * 3)[:3]  # One shape alone is compiled.
-    answer = _sums(pool, np.array(padded, np.int32), np.uint32(_TIMES))
+    answer = _sums(pool, np.array(padded, np.int32), turns)
     return _Read(answer, layer, experts, keys)
 
   def _check(

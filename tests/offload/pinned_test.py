@@ -66,7 +66,7 @@ class RegisteredMemoryTest(absltest.TestCase):
   def test_every_block_lies_in_one_piece_that_was_pinned_before(self):
     """A copy across two pieces is one of memory that CUDA does not know.
 
-    Seen to fail: pieces of 2**14 + 2**11 bytes.
+    Seen to fail: pieces pinned two pages short.
     """
     memory = self.memory(9)
     for _ in range(9):

@@ -200,18 +200,18 @@ class ThrottledTest(parameterized.TestCase):
 
   @parameterized.parameters('device_put', 'direct')
   def test_bandwidth_is_what_was_asked_for(self, name: str):
-    """Within 5 % in wall time, in the best of five: others only ever slow it.
+    """Within 5 % in wall time once in a while, and never faster.
 
-    Seen to fail: a landing that counts from when it was seen.
+    A busy machine can only make it slower. Seen to fail: a landing that
+    counts from when it was seen.
     """
     store = _store(4)
     inner = _device_put(store) if name == 'device_put' else _direct(store)
-    off = 1.0
-    for _ in range(5):
-      off = min(off, abs(self._bandwidth(inner, store) / 0.0004 - 1))
-      if off < 0.05:
-        break
-    self.assertLess(off, 0.05)
+    achieved: list[float] = []
+    while len(achieved) < 20 and not any(a > 0.95 for a in achieved):
+      achieved.append(self._bandwidth(inner, store) / 0.0004)
+    self.assertLess(max(achieved), 1.05)
+    self.assertGreater(max(achieved), 0.95)
 
   def _bandwidth(
     self, inner: transfer.Transfer, store: host_store.HostStore
