@@ -133,10 +133,12 @@ class Loads:
         part = layer if table.quota else 0
         if part not in coldest:
           within = table.within(layer, barred)
-          coldest[part] = self._eviction.victim(within, self.uses)
+          found = self._eviction.victim(within, self.uses)
+          coldest[part] = -1 if within[found] else found
         victim = coldest[part]
-        warm = guesses.guarded and self._warmth(victim) >= chance
-        if barred[victim] or warm:
+        if victim < 0:
+          continue
+        if guesses.guarded and self._warmth(victim) >= chance:
           continue
         barred[victim] = np.inf
         del coldest[part]

@@ -499,7 +499,7 @@ class _Watch:
     if key in kept and mine == behind:
       others = {
         layer * table.experts + expert
-        for layer in range(len(table.resident))
+        for layer in layers
         for expert in slot_table.bits(table.evictable(layer))
       }
       assert not others - kept - set(first), 'a prefetch was not kept for use'
