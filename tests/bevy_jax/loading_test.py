@@ -257,7 +257,7 @@ class LoadingTest(parameterized.TestCase):
   @parameterized.parameters(
     ({'host_gib': 3 * 4096 / 2**30, 'link_depth': 2}, 'convert it first'),
     ({'host_gib': 4096 / 2**30, 'link_depth': 2}, 'give at least 0.000008'),
-    ({'cache_gib': 10 / 2**30}, 'is 0 slots of 768 bytes'),
+    ({'cache_gib': 10 / 2**30}, 'cache_gib .* is 0 slots'),
     ({'cache': 1}, 'at least 2 slots'),
   )
   def test_budgets_are_checked_before_anything_is_filled(self, options, said):

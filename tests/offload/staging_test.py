@@ -199,6 +199,8 @@ class StagingTest(absltest.TestCase):
 
   def test_closing_gives_everything_back(self):
     # Seen to fail without each line of `close`.
+    if self.device.platform != 'cpu':
+      self.skipTest('blocks are staged there: no slot write reads host memory')
     link = self.make(3)
     token = mock.Mock()  # A slot write that has not run.
     token.is_ready.return_value = False
