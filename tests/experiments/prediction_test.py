@@ -64,7 +64,7 @@ class _Bench:
       model=model, config=config.engine, slots=self.simulation.slots
     )
 
-  def run(self, scheduler, eviction):
+  def run(self, scheduler, eviction, prefetch):
     found = self.simulation.run(scheduler, eviction)
     return run.Run(found.report, found.log, [])
 
@@ -80,7 +80,7 @@ class PredictionTest(absltest.TestCase):
     plan = prediction.Plan(
       platform=f'file:{path}',
       caches=(0.25, 0.6),
-      variants=(('lockstep', 'lru'), ('runahead', 'reuse')),
+      variants=(('lockstep', 'lru', 'none'), ('runahead', 'reuse', 'none')),
       repeats=2,
     )
     said: list[str] = []
