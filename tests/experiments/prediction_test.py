@@ -99,7 +99,7 @@ class PredictionTest(absltest.TestCase):
       self.assertEqual(row['ratio'], 1.0)
       self.assertEqual(row['spread'], 0.0)
     self.assertLess(rows[0]['measured'], rows[2]['measured'])
-    self.assertIn('lockstep / lru, cache 0.25', said)
+    self.assertIn('lockstep / lru / none, cache 0.25', said)
 
 
 if __name__ == '__main__':
