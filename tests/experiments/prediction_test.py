@@ -64,7 +64,7 @@ class _Bench:
       model=model, config=config.engine, slots=self.simulation.slots
     )
 
-  def run(self, scheduler, eviction):
+  def run(self, scheduler, eviction, prefetch):
     found = self.simulation.run(scheduler, eviction)
     return run.Run(found.report, found.log, [])
 
@@ -80,7 +80,7 @@ class PredictionTest(absltest.TestCase):
     plan = prediction.Plan(
       platform=f'file:{path}',
       caches=(0.25, 0.6),
-      variants=(('lockstep', 'lru'), ('runahead', 'reuse')),
+      variants=(('lockstep', 'lru', 'none'), ('runahead', 'reuse', 'none')),
       repeats=2,
     )
     said: list[str] = []
@@ -99,7 +99,7 @@ class PredictionTest(absltest.TestCase):
       self.assertEqual(row['ratio'], 1.0)
       self.assertEqual(row['spread'], 0.0)
     self.assertLess(rows[0]['measured'], rows[2]['measured'])
-    self.assertIn('lockstep / lru, cache 0.25', said)
+    self.assertIn('lockstep / lru / none, cache 0.25', said)
 
 
 if __name__ == '__main__':
