@@ -47,7 +47,14 @@ class Engine:
     self.table = slot_table.SlotTable(layers, model.num_experts, slots, quota)
     self.log: list[events.Event] = []
     self.view = protocols.View(
-      [], 0, 0, self.table.resident, self.table.loading, slots, quota=quota
+      [],
+      0,
+      0,
+      self.table.resident,
+      self.table.loading,
+      slots,
+      experts=model.num_experts,
+      quota=quota,
     )
     self._loads = loads_lib.Loads(
       self.table,
@@ -58,6 +65,7 @@ class Engine:
       self.log.append,
       prefetcher,
       model.top_k,
+      self.view.pace,
     )
     # Where the last layer has experts, nothing behind them reads a prompt.
     self._prefilled = layers - model.moe_layers[-1]
@@ -78,6 +86,8 @@ class Engine:
 
   def submit(self, request: request_lib.Request) -> None:
     """Queues a request; it is admitted when a row is free."""
+    if not self.busy:
+      self.view.pace.pause()
     self._queue.append((request, self._executor.now()))
     self._stirred = True
 
@@ -85,6 +95,7 @@ class Engine:
     """Once round the loop; everything that happened is in the log."""
     begun = self._executor.now()
     for event in (happened := self._executor.poll()):
+      self.view.pace.now = event.time
       if isinstance(event, protocols.Landed):
         self._loads.landed(event)
       elif isinstance(event, protocols.Failed):
@@ -251,7 +262,21 @@ class Engine:
       for p in flight.group:
         p.need &= ~flight.experts
         self._await(p)
+    if flight.kind == 'decode':
+      missing = self._missing((flight.layer + 1) % self._layers)
+      self.view.pace.launch_ended(
+        ended.time, ended.launch, missing, ended.began
+      )
     self._set_floor()
+
+  def _missing(self, layer: int) -> int:
+    """How many experts are awaited at a layer and not yet on the link."""
+    union = 0
+    for p in self.view.waiting:
+      if p.layer == layer:
+        union |= p.need
+    away = ~(self.table.resident[layer] | self.table.loading[layer])
+    return (union & away).bit_count()
 
   def _moved_on(
     self, flight: flights_lib.Flight, ended: protocols.Ended

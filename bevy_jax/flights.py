@@ -86,6 +86,9 @@ class Flights:
       batch.kind, batch.layer, list(group), experts, batch.finish
     )
     self._view.in_flight += 1
+    if batch.kind == 'decode':
+      self._view.flying += group
+      self._view.pace.launch_begun(number, experts.bit_count())
     self._log(
       events.LaunchBegun(
         self._executor.now(),
@@ -105,6 +108,8 @@ class Flights:
     """A launch has ended: it holds nothing any more."""
     flight = self._flying.pop(ended.launch)
     self._view.in_flight -= 1
+    if flight.kind == 'decode':
+      del self._view.flying[: len(flight.group)]
     self._log(events.LaunchEnded(ended.time, ended.launch, ended.began))
     if flight.experts:
       self._table.release(flight.layer, flight.experts)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from bevy_jax import events, protocols
 from bevy_jax import guesses as guesses_lib
+from bevy_jax import pace as pace_lib
 from bevy_jax.offload import prefetch, slot_table
 from bevy_jax.offload import uses as uses_lib
 
@@ -45,6 +46,7 @@ class Loads:
     log: Callable[[events.Event], None],
     prefetcher: protocols.Prefetcher = prefetch.PREFETCHERS['none'],
     top_k: int = 1,
+    pace: pace_lib.Pace | None = None,
   ):
     self._table, self._executor, self._log = table, executor, log
     self._eviction, self._depth = eviction, depth
@@ -54,6 +56,7 @@ class Loads:
       len(table.resident), table.experts, rows, eviction.estimates
     )
     self.in_flight = 0
+    self._pace = pace or pace_lib.Pace()
     self._robbed: set[int] = set()
 
   @property
@@ -66,6 +69,7 @@ class Loads:
     slot = self._table.finish_load(event.key)
     self.in_flight -= 1
     read = tuple(event.read)
+    self._pace.load_ended(event.time, event.key)
     self._log(events.LoadLanded(event.time, event.key, slot, read, event.began))
 
   def failed(self, event: protocols.Failed) -> None:
@@ -73,6 +77,7 @@ class Loads:
     slot = self._table.abort_load(event.key)
     self.in_flight -= 1
     self.guesses.failed(event.key)
+    self._pace.load_ended(event.time, event.key)
     self._log(events.LoadFailed(event.time, event.key, slot, event.reason))
 
   def issue(
@@ -158,6 +163,7 @@ class Loads:
       self._robbed.discard(key)
       cause = 'reload' if cause == 'demand' else cause
     self._log(events.LoadIssued(self._executor.now(), key, slot, cause))
+    self._pace.load_issued(key)
     self._executor.load(key, slot)
     self.in_flight += 1
 

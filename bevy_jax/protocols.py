@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from bevy_jax import pace as pace_lib
 from bevy_jax import request as request_lib
 from bevy_jax.offload import eviction, prefetch
 
@@ -61,7 +62,10 @@ class View:
     resident: bitmap of resident experts, one a layer.
     loading: bitmap of experts on the link, one a layer.
     slots: size of the cache.
+    experts: experts of a layer.
     in_flight: launches that have not ended.
+    flying: requests that decode launches in flight carry, in their order.
+    pace: how fast link and device have lately been.
     quota: slots that each layer may fill; empty where all share one pool.
   """
 
@@ -71,7 +75,10 @@ class View:
   resident: list[int]
   loading: list[int]
   slots: int
+  experts: int = 1
   in_flight: int = 0
+  flying: list[request_lib.Progress] = dataclasses.field(default_factory=list)
+  pace: pace_lib.Pace = dataclasses.field(default_factory=pace_lib.Pace)
   quota: Sequence[int] = ()
 
   def room(self, layer: int) -> int:

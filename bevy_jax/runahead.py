@@ -1,9 +1,13 @@
 """Requests whose experts are resident run ahead of those that wait."""
 
 import dataclasses
+from collections.abc import Sequence
 
-from bevy_jax import protocols
+from bevy_jax import holding, protocols
 from bevy_jax import request as request_lib
+
+# Of `Pace.balance`: below the link alone is short, above the device alone.
+_SHORT = 0.4, 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,15 +19,24 @@ class Runahead:
   behind it and never the other way, so with a cache of at least top_k slots
   the most lagging request always gets through: no deadlock.
 
+  A request may be some layers ahead of the last one and no more. Where link or
+  device is clearly the one that is short, staying together is worth most:
+  loads and launches are shared. Where both are needed alike, more room keeps
+  both of them busy. And while the device is short, a ready group waits for
+  those who could join it soon (`holding`).
+
   Attributes:
     depth: launches in flight at once.
-    max_lag: a request more than this many layers ahead of the last one
-      waits for it; None for no bound. Small bounds keep groups together,
-      and one layer is nearly all that overlap needs.
+    max_lag: layers that a request may be ahead of the last one; None for no
+      bound.
+    near: the same while link or device alone is short; None for `max_lag`.
+    hold: whether ready groups may wait for others.
   """
 
   depth: int = 2
-  max_lag: int | None = None
+  max_lag: int | None = 6
+  near: int | None = 1
+  hold: bool = True
 
   def wants(self, view: protocols.View) -> list[protocols.Want]:
     """See `Scheduler`: one want a waiting request, most lagging first."""
@@ -36,34 +49,40 @@ class Runahead:
     return [protocols.Want(p.layer, p.need) for p in waiting]
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
-    """See `Scheduler`: all ready requests of the most lagging ready layer."""
-    limit = None if self.max_lag is None else view.floor + self.max_lag
-    resident = view.resident
-    first: request_lib.Progress | None = None
-    for p in view.waiting:
-      if p.need & ~resident[p.layer]:
+    """See `Scheduler`: ready requests of the most lagging ready layer."""
+    lag = self._lag(view)
+    limit = None if lag is None else view.floor + lag
+    ready = [
+      p
+      for p in view.waiting
+      if not p.need & ~view.resident[p.layer]
+      and (limit is None or p.position <= limit)
+    ]
+    ready.sort(key=lambda p: p.position)
+    tried: set[int] = set()
+    for first in ready:
+      if first.layer in tried:
         continue
-      if limit is not None and p.position > limit:
-        continue
-      if first is None or p.position < first.position:
-        first = p
-    if first is None:
-      return None
-    return _group(view, first, limit)
+      tried.add(first.layer)
+      launch = _group(first.layer, ready)
+      if not self.hold or not holding.pays(view, launch):
+        return launch
+    return None
+
+  def _lag(self, view: protocols.View) -> int | None:
+    if self.near is None:
+      return self.max_lag
+    link, device = _SHORT
+    even = link <= view.pace.balance <= device
+    return self.max_lag if even else self.near
 
 
 def _group(
-  view: protocols.View, first: request_lib.Progress, limit: int | None
+  layer: int, ready: Sequence[request_lib.Progress]
 ) -> protocols.Launch:
-  """Everybody who is ready at the layer of `first` and within the limit."""
-  layer, resident = first.layer, view.resident[first.layer]
-  group = [
-    p
-    for p in view.waiting
-    if p.layer == layer
-    and not p.need & ~resident
-    and (limit is None or p.position <= limit)
-  ]
+  """All who are ready at a layer, whatever pass they are in."""
+  group = [p for p in ready if p.layer == layer]
+  group.sort(key=lambda p: p.row)
   experts = 0
   for p in group:
     experts |= p.need

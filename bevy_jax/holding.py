@@ -1,0 +1,98 @@
+"""Whether a ready group should wait for requests that could join it.
+
+Launching at once reveals what is needed next, which keeps the link busy;
+launching together saves what a launch costs by itself and the experts that
+are read twice. Which of them counts depends on what is short.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bevy_jax import protocols
+
+_NEAR = 4  # Layers behind a group from which others may still join it.
+_BOUND = 0.8, 1.2  # Of `Pace.balance`: below the link alone is short.
+_REVEALED = 0.5  # Of the link's work that waiting puts off.
+
+
+class _Joiner(NamedTuple):
+  """Requests that could be there.
+
+  Attributes:
+    eta: when, in ns.
+    experts: how many they need.
+    shared: how many of these the group reads anyway; -1 where it is not
+      known what they will need.
+  """
+
+  eta: float
+  experts: int
+  shared: int
+
+
+def pays(view: protocols.View, launch: protocols.Launch) -> bool:
+  """Whether waiting for somebody costs less than launching them apart.
+
+  Never where nothing is in flight: then nothing would end the wait.
+  """
+  pace = view.pace
+  if not pace.device or not (view.in_flight or any(view.loading)):
+    return False
+  low, high = _BOUND
+  short = min(1.0, max(0.0, (pace.balance - low) / (high - low)))
+  if not short:
+    return False
+  size = float(launch.experts.bit_count())
+  cost, slack = pace.cost(size), 0.0
+  if pace.loads:
+    slack = max(0.0, _backlog(view) - cost - pace.device / pace.loads)
+  saved = -_REVEALED * min(pace.load * pace.loads, cost)
+  for eta, experts, known in sorted(_joiners(view, launch)):
+    # As much as chance says, where it is not known.
+    shared = known if known >= 0 else experts * size / view.experts
+    saved += pace.fixed + pace.expert * shared
+    size += experts - shared
+    if short * saved > max(0.0, eta - pace.device_free - slack):
+      return True
+  return False
+
+
+def _backlog(view: protocols.View) -> float:
+  """Link time of all that is on the link, or awaited and not there."""
+  awaited = [0] * len(view.resident)
+  for p in view.waiting:
+    awaited[p.layer] |= p.need
+  count = 0
+  for need, resident, loading in zip(
+    awaited, view.resident, view.loading, strict=True
+  ):
+    count += ((need | loading) & ~resident).bit_count()
+  return count * view.pace.load
+
+
+def _joiners(
+  view: protocols.View, launch: protocols.Launch
+) -> Iterator[_Joiner]:
+  """Who is at the group's layer or not far behind, if all goes well."""
+  pace, layers = view.pace, len(view.resident)
+  rows = {p.row for p in launch.group}
+  step = pace.cost(launch.experts.bit_count() / len(rows))
+  flying: dict[int, int] = {}
+  for p in view.flying:
+    flying[p.layer] = flying.get(p.layer, 0) | p.need
+  for layer, need in flying.items():
+    behind = (launch.layer - layer - 1) % layers
+    if behind <= _NEAR:
+      yield _Joiner(pace.device_free + behind * step, need.bit_count(), -1)
+  lands, asked = pace.link_free, [0] * layers
+  for p in sorted(view.waiting, key=lambda p: p.position):
+    missing = p.need & ~view.resident[p.layer]
+    away = missing & ~view.loading[p.layer] & ~asked[p.layer]
+    asked[p.layer] |= away
+    lands += away.bit_count() * pace.load
+    behind = (launch.layer - p.layer) % layers
+    if p.row in rows or behind > _NEAR:
+      continue
+    eta = (lands if missing else pace.now) + behind * step
+    shared = -1 if behind else (p.need & launch.experts).bit_count()
+    yield _Joiner(eta, p.need.bit_count(), shared)

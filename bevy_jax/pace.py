@@ -1,0 +1,108 @@
+"""How fast link and device have lately been, as a schedule may know it."""
+
+_KEPT = 0.98  # Of what was seen, by one more launch.
+_NEW = 0.1  # Weight of one more load.
+_FEW = 0.05  # Of a squared mean: less variance than this tells no slope.
+_LATE = 4.0  # So many times the usual is something else than a load.
+
+
+class Pace:
+  """Times measured while the run goes on; the engine alone changes it.
+
+  Nothing is known of the machine beforehand: all is 0 until something has
+  been seen. Every time is that of an event, never a look at the clock, so
+  that a recorded run makes the same decisions again. All in nanoseconds.
+
+  Attributes:
+    now: when the last thing happened; 0 where nothing has since an idle time.
+    load: link time of one load.
+    fixed: what a launch costs whatever it does.
+    expert: what a launch costs for each expert that it reads.
+    device: device time of a launch.
+    loads: loads that a launch's answer makes necessary.
+  """
+
+  def __init__(self) -> None:
+    self.now = 0
+    self.load = self.fixed = self.expert = self.device = self.loads = 0.0
+    self._landed = self._ended = 0
+    self._begun: dict[int, tuple[int, int]] = {}
+    self._issued: dict[int, int] = {}
+    self._weight = 0.0
+    self._sums = [0.0, 0.0, 0.0, 0.0]  # Of n, t, n * n, n * t.
+
+  @property
+  def balance(self) -> float:
+    """Device time over link time that a launch takes: above 1 device-bound."""
+    link = self.load * self.loads
+    return self.device / link if link else float('inf')
+
+  @property
+  def link_free(self) -> float:
+    """When the link will have done what it has; `now` where it is idle."""
+    if not self._issued:
+      return self.now
+    first = max(self._landed, min(self._issued.values()))
+    return max(self.now, first + self.load * len(self._issued))
+
+  @property
+  def device_free(self) -> float:
+    """Likewise of the device."""
+    if not self._begun:
+      return self.now
+    first = max(self._ended, min(begun for begun, _ in self._begun.values()))
+    cost = sum(self.cost(experts) for _, experts in self._begun.values())
+    return max(self.now, first + cost)
+
+  def cost(self, experts: float) -> float:
+    """Device time of a launch that reads so many experts."""
+    return self.fixed + self.expert * experts
+
+  def pause(self) -> None:
+    """Nothing is going on: what comes next is not late."""
+    self.now = 0
+
+  def load_issued(self, key: int) -> None:
+    """A load begins."""
+    self._issued[key] = self.now
+
+  def load_ended(self, time: int, key: int) -> None:
+    """A load is over; what it waited for others does not count."""
+    begun = self._issued.pop(key, 0)
+    took = time - max(self._landed, begun)
+    self._landed = time
+    if begun and took > 0:
+      took = min(took, _LATE * self.load) if self.load else took
+      self.load += (took - self.load) * (_NEW if self.load else 1.0)
+
+  def launch_begun(self, number: int, experts: int) -> None:
+    """A decode launch begins."""
+    self._begun[number] = self.now, experts
+
+  def launch_ended(
+    self, time: int, number: int, loads: int, began: int = -1
+  ) -> None:
+    """A decode launch is over and its answer asks for so many loads.
+
+    `began` is when the device turned to it, -1 where nobody can tell.
+    """
+    begun, n = self._begun.pop(number)
+    took = float(time - max(self._ended, begun, began))
+    self._ended = time
+    if not begun or took <= 0:
+      return
+    took = min(took, _LATE * self.device) if self.device else took
+    self._weight = self._weight * _KEPT + 1.0
+    seen = n, took, n * n, n * took
+    self._sums = [a * _KEPT + b for a, b in zip(self._sums, seen, strict=True)]
+    share = 1.0 / self._weight
+    self.loads += (loads - self.loads) * share
+    self._fit(*(s * share for s in self._sums))
+
+  def _fit(self, n: float, t: float, nn: float, nt: float) -> None:
+    """A line through what was seen, neither part below 0."""
+    self.device = t
+    variance = nn - n * n
+    slope = (nt - n * t) / variance if variance > _FEW * n * n else 0.0
+    slope = min(max(slope, 0.0), t / n if n else 0.0)
+    self.expert, self.fixed = slope, t - slope * n
