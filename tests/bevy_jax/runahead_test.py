@@ -1,11 +1,15 @@
 """Runahead: the order of wants, the group of a launch, the bound of a lag."""
 
+import dataclasses
+from unittest import mock
+
 from absl.testing import absltest, parameterized
 
-from bevy_jax import protocols, runahead
+from bevy_jax import holding, protocols, runahead
 from bevy_jax import request as request_lib
 
 _LAYERS = 2
+_PLAIN = runahead.Runahead(max_lag=None, near=None, hold=False)
 
 
 def _progress(number: int, position: int, *experts: int):
@@ -51,7 +55,7 @@ class LaunchTest(parameterized.TestCase):
     two = _progress(3, 4, 1, 2)
     pass_ahead = _progress(4, 6, 2)
     view = _view([far, missing, one, two, pass_ahead], (0b111, 0b1))
-    launch = runahead.Runahead().launch(view)
+    launch = _PLAIN.launch(view)
     # Who is at the same layer of a later pass comes along: it costs nothing.
     self.assertEqual(launch, (0, [one, two, pass_ahead], 0b111, True, 1))
 
@@ -63,8 +67,34 @@ class LaunchTest(parameterized.TestCase):
   @parameterized.parameters((None, True), (1, False), (2, False), (3, True))
   def test_the_lag_is_bounded(self, max_lag: int | None, goes: bool):
     view = _view([_progress(0, 5, 0), _progress(1, 2, 7)], (0, 0b1))
-    launch = runahead.Runahead(max_lag=max_lag).launch(view)
+    rule = dataclasses.replace(_PLAIN, max_lag=max_lag)
+    launch = rule.launch(view)
     self.assertEqual(launch is not None, goes)
+
+  @parameterized.parameters(
+    (0.39, False), (0.41, True), (1.9, True), (2.1, False)
+  )
+  def test_staying_together_while_one_is_short(self, balance: float, far: bool):
+    view = _view([_progress(0, 5, 0), _progress(1, 2, 7)], (0, 0b1))
+    view.pace.load, view.pace.loads, view.pace.device = (
+      100.0,
+      1.0,
+      balance * 100,
+    )
+    rule = runahead.Runahead(max_lag=3, near=1, hold=False)
+    self.assertEqual(rule.launch(view) is not None, far)
+    always = dataclasses.replace(rule, near=None)
+    self.assertIsNotNone(always.launch(view))
+
+  def test_a_group_that_waits_leaves_the_device_to_the_next_one(self):
+    """Seen to fail with `tried` keeping nobody out and no second look."""
+    last, next_one = _progress(0, 2, 0), _progress(1, 3, 1)
+    view = _view([last, next_one], (0b1, 0b10))
+    with mock.patch.object(
+      holding, 'pays', lambda view, launch: launch.group == [last]
+    ):
+      launch = runahead.Runahead(near=None).launch(view)
+    self.assertEqual(launch and launch.group, [next_one])
 
 
 if __name__ == '__main__':
