@@ -3,10 +3,10 @@
 import bisect
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from bevy_jax import events, failures, protocols
+from bevy_jax import flights as flights_lib
 from bevy_jax import loads as loads_lib
 from bevy_jax import prefill as prefill_lib
 from bevy_jax import request as request_lib
@@ -15,16 +15,6 @@ from bevy_jax.offload import prefetch, slot_table
 
 # Called with a request and its new token; a reason ends the request.
 StopRule = Callable[[request_lib.Progress, int], str | None]
-
-
-class _Flight(NamedTuple):
-  """A launch that has not ended, and the experts it holds."""
-
-  kind: str
-  layer: int
-  group: list[request_lib.Progress]
-  experts: int
-  finish: bool
 
 
 class Engine:
@@ -74,11 +64,12 @@ class Engine:
     self._rows: list[request_lib.Progress | None] = [None] * rows
     self._queue: deque[tuple[request_lib.Request, int]] = deque()
     self._prefill: prefill_lib.Prefill | None = None
-    self._flights: dict[int, _Flight] = {}
-    self._launches = 0
+    self._flights = flights_lib.Flights(
+      executor, self.table, self.view, self.log.append
+    )
+    self._host = self._flights.host
     self._tokens = 0
     self._stirred = True  # Whether the view changed since the last decision.
-    self._host = events.HostTime()
 
   @property
   def busy(self) -> bool:
@@ -153,14 +144,14 @@ class Engine:
       return True
     if prefill.layer < 0:
       batch = protocols.Batch('prefill', -1, chunk=prefill.next_chunk())
-      self._begin(batch, prefill.group, 0)
+      self._flights.begin(batch, prefill.group, 0)
       prefill.in_flight = True
       return True
     experts = self._prefill_wave(prefill)
     if experts & ~self.table.resident[prefill.layer]:
       return False
     batch = prefill.batch(self.table, experts)
-    self._begin(batch, prefill.group, experts)
+    self._flights.begin(batch, prefill.group, experts)
     prefill.in_flight = True
     return True
 
@@ -176,7 +167,9 @@ class Engine:
     room = max(self._model.top_k, room)
     return prefill.wave(self.table.resident[prefill.layer], room)
 
-  def _ended_prefill(self, flight: _Flight, ended: protocols.Ended) -> None:
+  def _ended_prefill(
+    self, flight: flights_lib.Flight, ended: protocols.Ended
+  ) -> None:
     prefill = self._prefill
     assert prefill is not None, 'a chunk ended that nobody began'
     prefill.in_flight = False
@@ -200,7 +193,9 @@ class Engine:
     self._prefill = None
     entries = prefill.entries()
     self.view.active += len(entries)
-    self._begin(protocols.Batch('enter', -1, entries=entries), prefill.group, 0)
+    self._flights.begin(
+      protocols.Batch('enter', -1, entries=entries), prefill.group, 0
+    )
 
   def _load(self) -> None:
     clock, prefill = self._executor.now, self._prefill
@@ -242,70 +237,12 @@ class Engine:
     if launch is None:
       return False
     begun = clock()
-    self._start(launch)
+    self._flights.decode(launch)
     self._host.launch += clock() - begun
     return True
 
-  def _start(self, launch: protocols.Launch) -> None:
-    if launch.hops != 1:
-      raise ValueError(
-        f'the scheduler asks for {launch.hops} hops, but this executor '
-        'crosses one layer a launch; launch with hops=1.'
-      )
-    table, experts = self.table, launch.experts
-    base = launch.layer * self._model.num_experts
-    distinct = table.hold(launch.layer, experts)
-    slots = [
-      [table.slot_of[base + e] if experts >> e & 1 else -1 for e in p.choices]
-      for p in launch.group
-    ]
-    for p in launch.group:
-      p.in_flight = True
-      self.view.waiting.remove(p)
-    batch = protocols.Batch(
-      'decode',
-      launch.layer,
-      [p.row for p in launch.group],
-      slots,
-      distinct,
-      launch.finish,
-    )
-    self._begin(batch, launch.group, experts)
-
-  def _begin(
-    self,
-    batch: protocols.Batch,
-    group: Iterable[request_lib.Progress],
-    experts: int,
-  ) -> None:
-    group = list(group)
-    number, self._launches = self._launches, self._launches + 1
-    base = batch.layer * self._model.num_experts
-    self._flights[number] = _Flight(
-      batch.kind, batch.layer, group, experts, batch.finish
-    )
-    self.view.in_flight += 1
-    self.log.append(
-      events.LaunchBegun(
-        self._executor.now(),
-        number,
-        batch.kind,
-        batch.layer,
-        tuple(p.request.number for p in group),
-        tuple(base + e for e in slot_table.bits(experts)),
-        batch.finish,
-        1,
-        tuple(self._host),
-      )
-    )
-    self._executor.launch(number, batch)
-
   def _ended(self, ended: protocols.Ended) -> None:
-    flight = self._flights.pop(ended.launch)
-    self.view.in_flight -= 1
-    self.log.append(events.LaunchEnded(ended.time, ended.launch, ended.began))
-    if flight.experts:
-      self.table.release(flight.layer, flight.experts)
+    flight = self._flights.end(ended)
     if flight.kind == 'prefill':
       self._ended_prefill(flight, ended)
     elif flight.finish:
@@ -316,7 +253,9 @@ class Engine:
         self._await(p)
     self._set_floor()
 
-  def _moved_on(self, flight: _Flight, ended: protocols.Ended) -> None:
+  def _moved_on(
+    self, flight: flights_lib.Flight, ended: protocols.Ended
+  ) -> None:
     """Every row of a launch has a new token or layer, and new choices."""
     layer = (flight.layer + 1) % self._layers
     touched: dict[int, int] = {}
