@@ -121,7 +121,11 @@ GRIDS = {'scheduler_grid': scheduler_grid, 'quick_grid': quick}
 # Where the synthetic cells of 'lines' are.
 _ENDS = ('rtx4090', 'h200')
 # Requests of the cells, rtx4090 with int4, where baseline schedulers run too.
-_PLAIN = (2, 8, 16)
+_PLAIN = (2, 8)
+# Requests up to which prefetchers run below the first limit of s too. With
+# more of them every load is awaited: nothing is left to guess, and the
+# headroom of each row says what the best of them could gain.
+_FEW = 8
 
 
 def variants(
@@ -139,7 +143,10 @@ def variants(
   everything, shared = scope == 'all', s >= CLASSES[1][0]
   transition = 'transition:warm=true' if others else 'transition'
   real = [Variant('lockstep', 'reuse', p) for p in ('history', transition)]
+  few = cell.requests <= _FEW
   found = real if everything or shared else real[:1]
+  if not (everything or shared or few or cell.form == 'int4'):
+    found = []
   if everything:
     popular = transition.replace('transition', 'popularity')
     found.append(Variant('lockstep', 'reuse', popular))
@@ -149,7 +156,7 @@ def variants(
       for eviction in ('lru', 'lfu_decayed')
     ]
   found.append(OURS)
-  if everything or shared or cell.form == 'int4':
+  if everything or shared or few:
     found += [LOCKSTEP._replace(prefetch=GATE), OURS._replace(prefetch=GATE)]
   plain = (cell.platform, cell.form) == ('rtx4090', 'int4')
   if everything or (plain and cell.requests in _PLAIN):
