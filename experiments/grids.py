@@ -122,9 +122,10 @@ GRIDS = {'scheduler_grid': scheduler_grid, 'quick_grid': quick}
 _ENDS = ('rtx4090', 'h200')
 # Requests of the cells, rtx4090 with int4, where baseline schedulers run too.
 _PLAIN = (2, 8)
-# Requests up to which prefetchers run below the first limit of s too. With
-# more of them every load is awaited: nothing is left to guess, and the
-# headroom of each row says what the best of them could gain.
+# Below the first limit of s nearly every load is awaited and little is left
+# to guess (the headroom of a row says what a perfect prefetcher would gain):
+# with bf16 no prefetcher runs there, with int4 `history`, the best of them
+# there, and up to so many requests the gate.
 _FEW = 8
 
 
@@ -143,10 +144,9 @@ def variants(
   everything, shared = scope == 'all', s >= CLASSES[1][0]
   transition = 'transition:warm=true' if others else 'transition'
   real = [Variant('lockstep', 'reuse', p) for p in ('history', transition)]
-  few = cell.requests <= _FEW
-  found = real if everything or shared else real[:1]
-  if not (everything or shared or few or cell.form == 'int4'):
-    found = []
+  found = real
+  if not (everything or shared):
+    found = real[: cell.form == 'int4']
   if everything:
     popular = transition.replace('transition', 'popularity')
     found.append(Variant('lockstep', 'reuse', popular))
@@ -156,6 +156,7 @@ def variants(
       for eviction in ('lru', 'lfu_decayed')
     ]
   found.append(OURS)
+  few = cell.requests <= _FEW and cell.form == 'int4'
   if everything or shared or few:
     found += [LOCKSTEP._replace(prefetch=GATE), OURS._replace(prefetch=GATE)]
   plain = (cell.platform, cell.form) == ('rtx4090', 'int4')

@@ -47,6 +47,11 @@ class TablesTest(absltest.TestCase):
     for name, value in wanted.items():
       self.assertAlmostEqual(cell.ratios[name], value, msg=name)
 
+  def test_a_prefetcher_that_slows_down_is_turned_off(self):
+    rows = [r for r in _cell() if r['prefetch'] != 'history']
+    (cell,) = grid_tables.cells(rows)
+    self.assertAlmostEqual(cell.ratios['real'], 1.2)
+
   def test_what_did_not_run_has_no_ratio(self):
     (cell,) = grid_tables.cells(_cell()[:2])
     self.assertEqual(

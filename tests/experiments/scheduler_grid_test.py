@@ -1,6 +1,7 @@
 """The grid of schedulers: what runs where, its rows, and going on."""
 
 import csv
+import functools
 import pathlib
 import subprocess
 import sys
@@ -61,7 +62,7 @@ class GridsTest(parameterized.TestCase):
     gate = {grids.OURS._replace(prefetch=grids.GATE)}
     gate |= {grids.LOCKSTEP._replace(prefetch=grids.GATE)}
     self.assertEqual(runs(0.1, requests=16), few)
-    self.assertEqual(runs(0.1, requests=16, form='bf16'), {grids.OURS})
+    self.assertEqual(runs(0.1, form='bf16'), {grids.OURS})
     self.assertEqual(runs(0.1), few | gate)
     more = few | gate | {('lockstep', 'reuse', 'transition')}
     self.assertEqual(runs(0.7), more)
@@ -74,18 +75,27 @@ class GridsTest(parameterized.TestCase):
     self.assertIn(('solo', 'lru', 'none'), plain)
 
 
+@functools.cache
+def _long() -> list[scheduler_grid.Row]:
+  """A window long enough for its ends to matter little."""
+  return scheduler_grid.run_cell(_grid(skip=8, tokens=40), _CELL)
+
+
 class RowsTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
-    self.rows = scheduler_grid.run_cell(_grid(), _CELL)
+    self.rows = _long()
     self.by = {(r['scheduler'], r['eviction'], r['prefetch']): r
                for r in self.rows}  # fmt: skip
 
   def test_a_row_is_what_a_replay_reports(self):
-    """`useful_efficiency` by the report's bounds agrees within 3 %."""
+    """`useful_efficiency` by the report's bounds agrees within 3 %.
+
+    Seen to fail with `_compare` that takes all loads for useful.
+    """
     config = simulation.Replay(
       platform='rtx5090', model_shape='gpt-oss-20b:int4', requests=3,
-      cache=0.5, first=4, skip=2, tokens=6,
+      cache=0.5, first=4, skip=8, tokens=40,
     )  # fmt: skip
     sim = simulation.Simulation(config)
     self.assertEqual(self.rows[0]['scheduler'], 'lockstep')
