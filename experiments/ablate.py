@@ -73,11 +73,11 @@ def main(argv: list[str]) -> None:
     if CONFIG.value in grids.GRIDS:
       name = 'quick_grid' if QUICK.value else CONFIG.value
       grid = grids.make(name, TRACE.value, FIRST.value, SCOPE.value)
-      how = CSV.value or f'{name}.csv', JOBS.value, REDO.value
-      grid_lib.main(grid, *how, print)
+      path = CSV.value or f'{name}.csv'
+      grid_lib.main(grid, path, JOBS.value, REDO.value, print)
     elif TRACE.value:
-      how = TRACE.value, TOKENS.value, WARMUP.value, AHEAD.value
-      ablation.main_replayed(build_grid(), *how, CSV.value, print)
+      span = TRACE.value, TOKENS.value, WARMUP.value
+      ablation.main_replayed(build_grid(), *span, AHEAD.value, CSV.value, print)
     else:
       ablation.main_measured(build_config(), build_grid(), CSV.value, print)
   except (ValueError, OSError) as error:

@@ -102,4 +102,8 @@ def _draw(
     for line, column in np.ndindex(table.values.shape):
       value = table.values[line, column]
       if not np.isnan(value):
-        axes.text(column, line, f'{value:.2f}', ha='center', va='center')
+        dark = abs(value - 1) > 0.6 * span
+        axes.text(
+          column, line, f'{value:.2f}', ha='center', va='center',
+          color='white' if dark else 'black',
+        )  # fmt: skip
