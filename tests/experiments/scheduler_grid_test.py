@@ -89,10 +89,7 @@ class RowsTest(absltest.TestCase):
                for r in self.rows}  # fmt: skip
 
   def test_a_row_is_what_a_replay_reports(self):
-    """`useful_efficiency` by the report's bounds agrees within 3 %.
-
-    Seen to fail with `_compare` that takes all loads for useful.
-    """
+    """`useful_efficiency` by the report's bounds agrees within 3 %."""
     config = simulation.Replay(
       platform='rtx5090', model_shape='gpt-oss-20b:int4', requests=3,
       cache=0.5, first=4, skip=8, tokens=40,
@@ -114,14 +111,44 @@ class RowsTest(absltest.TestCase):
     self.assertEqual(self.rows[0]['synthetic'], 0)
 
   def test_headroom_is_above_every_prefetcher_in_lockstep(self):
-    """Seen to fail with the loads of half the steps in `_headroom`."""
+    """Seen to fail, either way, with half or twice the loads' time."""
     most = self.rows[0]['headroom_tokens_per_s']
+    # Link and device, each all the time at work, are faster still.
+    link = self.rows[0]['link_busy'] / self.rows[0]['tokens_per_s']
+    device = self.rows[0]['gpu_busy'] / self.rows[0]['tokens_per_s']
+    self.assertLess(most, 1 / max(link, device))
     self.assertGreater(most, self.rows[0]['tokens_per_s'])
     for row in self.rows:
       if (row['scheduler'], row['eviction']) == grids.LOCKSTEP[:2]:
         # A guess may keep what the eviction would have given up: 1 %.
         self.assertLess(row['tokens_per_s'], 1.01 * most)
         self.assertEqual(row['headroom_tokens_per_s'], most)
+
+  def test_useful_efficiency_by_hand(self):
+    """Seen to fail without the min and with wasted loads left in."""
+    base = {'gpu_busy': 0.4, 'tokens_per_s': 100.0, 'loads_per_token': 3.0,
+            'headroom_tokens_per_s': 200.0}  # fmt: skip
+    done = {grids.LOCKSTEP: base}
+    row = {'tokens_per_s': 150.0, 'loads': 50, 'wasted_prefetches': 0,
+           'loads_per_token': 5.0}  # fmt: skip
+
+    def useful(load: int, **changes: float) -> float:
+      found = row | changes
+      scheduler_grid._compare(found, grids.OURS, done, load)
+      self.assertEqual(found['s'], 0.4)
+      self.assertEqual(found['headroom_tokens_per_s'], 200.0)
+      return found['useful_efficiency']
+
+    # 3 loads of 2 ms each a token, no more than lockstep; 4 ms of device.
+    self.assertAlmostEqual(useful(2_000_000), 3 * 2e-3 * 150)
+    self.assertAlmostEqual(useful(1_000_000), 4e-3 * 150)
+    # 40 of 50 were for nothing: 1 a token.
+    self.assertAlmostEqual(useful(5_000_000, wasted_prefetches=40), 5e-3 * 150)
+    done = {grids.LOCKSTEP: base}
+    other = dict(row)
+    lru = grids.OURS._replace(eviction='lru')
+    scheduler_grid._compare(other, lru, done, 1)
+    self.assertEqual(other['useful_efficiency'], 0.0)
 
   def test_synthetic_routing_says_so(self):
     cell = _CELL._replace(trace='zipf', requests=2)
