@@ -159,7 +159,7 @@ def variants(
   few = cell.requests <= _FEW and cell.form == 'int4'
   if everything or shared or few:
     found += [LOCKSTEP._replace(prefetch=GATE), OURS._replace(prefetch=GATE)]
-  plain = (cell.platform, cell.form) == ('rtx4090', 'int4')
+  plain = cell[1:3] == ('rtx4090', 'int4') and cell.trace != 'zipf'
   if everything or (plain and cell.requests in _PLAIN):
     found += [
       Variant(scheduler, eviction)

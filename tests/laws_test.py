@@ -6,7 +6,8 @@ load fails now and then. It checks every promise made to an executor;
 `_Watch` checks what the engine decides. Each law was seen to fail with the
 code broken on purpose:
 
-  a launch misses no expert     Runahead._group without its readiness test
+  a launch misses no expert     Runahead._group without its readiness test,
+                                and baselines._ready without its own
   a launch carries somebody     Runahead.launch without its readiness test
   an expert lands before use    begin_load setting `resident` at once
   a slot being read is kept     `evictable` without `& ~self.reading`
@@ -16,7 +17,7 @@ code broken on purpose:
   a layer robs its own alone    Loads._to_rob without its test of the layer
   no deadlock                   Lockstep asking for one layer of all waiting
   no starvation                 Runahead.wants most advanced first, and
-                                Largest without its max_lag
+                                baselines._lag_first likewise
   only the unwanted give way    SlotTable.barring with `joined` left at 0
   nobody robs those before it   Loads._to_rob without the earlier wants
   prefill spares decode         Engine._prefill_wave with room = slots, and
@@ -623,9 +624,6 @@ def _run(variant: str, world: _World) -> list[events.Event]:
     quota=quota,
   )
   bound = world.rows * world.model.top_k + 2 * world.link_depth
-  if isinstance(scheduler, baselines.Largest):
-    # Others may go so far ahead before a ready one is launched.
-    bound += world.rows * world.model.top_k * scheduler.max_lag
   watch = _Watch(found, scheduler, bound)
   submitted = 0
   for step in itertools.count():
