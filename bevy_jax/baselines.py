@@ -1,4 +1,4 @@
-"""What usual batched engines do: the whole batch, layer by layer."""
+"""Schedulers to compare with: lockstep, the published rule, plain others."""
 
 import dataclasses
 
@@ -39,6 +39,98 @@ class Lockstep:
     return protocols.Launch(layer, batch, experts, finish=experts == union)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bevy:
+  """Requests regroup at every layer, as experts come and go.
+
+  All ready requests of the layer that lags most are one launch; who waits
+  for a load is left behind and joins whom it meets. Loads are in the same
+  order, the most lagging request first, then the one that misses fewest: a
+  request may take slots from those behind it in that order and never the
+  other way, so the most lagging one always gets through. This is the rule as
+  it was published; `Runahead` is what became of it.
+
+  Attributes:
+    depth: launches in flight at once.
+    max_lag: nobody who is more than this many layers ahead of the last one
+      is launched; None for no bound. With 0 nobody is ever more than one
+      layer ahead: a layer is split into who is ready and who is not, which
+      nearly all overlap needs no more than.
+  """
+
+  depth: int = 2
+  max_lag: int | None = None
+
+  def wants(self, view: protocols.View) -> list[protocols.Want]:
+    """See `Scheduler`: one want a waiting request, most lagging first."""
+    return _lag_first(view)
+
+  def launch(self, view: protocols.View) -> protocols.Launch | None:
+    """See `Scheduler`: all ready requests of the most lagging ready layer."""
+    ready = _ready(view, self.max_lag)
+    if not ready:
+      return None
+    first = min(ready, key=lambda p: p.position)
+    return _together([p for p in ready if p.layer == first.layer])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Solo:
+  """Each request alone: the most lagging ready one is a launch of its own.
+
+  Loads are ordered as in `Bevy`. What it lacks against it is what groups are
+  worth: shared reads of experts and one fixed cost for several rows.
+  """
+
+  depth: int = 2
+
+  def wants(self, view: protocols.View) -> list[protocols.Want]:
+    """See `Scheduler`: one want a waiting request, most lagging first."""
+    return _lag_first(view)
+
+  def launch(self, view: protocols.View) -> protocols.Launch | None:
+    """See `Scheduler`: the most lagging ready request."""
+    ready = _ready(view, None)
+    if not ready:
+      return None
+    return _together([min(ready, key=lambda p: p.position)])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Largest:
+  """The layer at which most requests are ready goes first.
+
+  Loads are ordered as in `Bevy`. Ties go to the layer of the most lagging
+  request.
+
+  Attributes:
+    depth: launches in flight at once.
+    max_lag: see `Bevy`; without a bound a lonely request behind the others
+      could wait for ever.
+  """
+
+  depth: int = 2
+  max_lag: int = 64
+
+  def wants(self, view: protocols.View) -> list[protocols.Want]:
+    """See `Scheduler`: one want a waiting request, most lagging first."""
+    return _lag_first(view)
+
+  def launch(self, view: protocols.View) -> protocols.Launch | None:
+    """See `Scheduler`: the largest group of ready requests at one layer."""
+    groups: dict[int, list[request_lib.Progress]] = {}
+    for p in _ready(view, self.max_lag):
+      groups.setdefault(p.layer, []).append(p)
+    if not groups:
+      return None
+    return _together(
+      max(
+        groups.values(),
+        key=lambda group: (len(group), -min(p.position for p in group)),
+      )
+    )
+
+
 def wave(experts: int, slots: int) -> int:
   """The lowest `slots` bits of a bitmap."""
   if experts.bit_count() <= slots:
@@ -64,3 +156,28 @@ def _union(waiting: list[request_lib.Progress]) -> int:
   for progress in waiting:
     union |= progress.need
   return union
+
+
+def _lag_first(view: protocols.View) -> list[protocols.Want]:
+  resident = view.resident
+
+  def urgency(p: request_lib.Progress) -> tuple[int, int]:
+    return p.position, (p.need & ~resident[p.layer]).bit_count()
+
+  waiting = sorted(view.waiting, key=urgency)
+  return [protocols.Want(p.layer, p.need) for p in waiting]
+
+
+def _ready(
+  view: protocols.View, max_lag: int | None
+) -> list[request_lib.Progress]:
+  """Who misses nothing and is within the bound, in order of rows."""
+  resident = view.resident
+  ready = [p for p in view.waiting if not p.need & ~resident[p.layer]]
+  if max_lag is None:
+    return ready
+  return [p for p in ready if p.position <= view.floor + max_lag]
+
+
+def _together(group: list[request_lib.Progress]) -> protocols.Launch:
+  return protocols.Launch(group[0].layer, group, _union(group))

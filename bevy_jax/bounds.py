@@ -1,8 +1,20 @@
 """What the same routing would have cost at best, and under lockstep.
 
-Both are told on steps: the run's routing in lockstep order, whatever order
-it ran in. They start from a cold cache at the first decode step; a run's
+All is told on steps: the run's routing in lockstep order, whatever order it
+ran in. Steps start from a cold cache at the first decode step; a run's
 prompts may have warmed its cache, which the warm-up tokens even out.
+
+What each bound assumes, and when a schedule may be faster:
+
+- Belady's misses times the load time: the future is known, and requests go in
+  lockstep order. Requests that go in another order may need fewer loads (2-3 %
+  were seen), since some of them use an expert while it is there.
+- Full-batch device time: every step is one launch of all requests. Nothing
+  that launches less at once is faster, except by waves or the launch of
+  several layers, which have costs of their own.
+- Headroom: lockstep with an eviction that can be run and a prefetcher that
+  cannot, see `headroom`. A better eviction beats it, and so does an order
+  that needs fewer loads with the same one; overlap alone does not.
 """
 
 import heapq
@@ -211,6 +223,28 @@ def lockstep_misses(
       tokens += 1
       uses.advance(tokens / rows)
   return misses
+
+
+def headroom(loads: Sequence[float], device: Sequence[float]) -> float:
+  """What lockstep would take if a perfect prefetcher went with it.
+
+  The link works ahead without limit, never idle and never wrong: step i
+  begins when step i - 1 has ended and all loads up to its own have landed.
+  It makes the loads that lockstep makes on demand with the same eviction;
+  the room that a load far ahead needs is not counted, nor is the host's work,
+  and nothing is on its way when the first step begins. So no prefetcher in
+  lockstep with that eviction is faster, unless its loads push out something
+  better than the eviction would have.
+
+  Args:
+    loads: what each step's loads take on the link.
+    device: what its launch takes; the same unit as the result.
+  """
+  link = end = 0.0
+  for load, launch in zip(loads, device, strict=True):
+    link += load
+    end = max(end, link) + launch
+  return end
 
 
 def _reveal(uses: uses_lib.Uses, step: Step, rows: int) -> None:

@@ -21,6 +21,10 @@ from bevy_jax.offload import (
 SCHEDULERS: dict[str, protocols.Scheduler] = {
   'lockstep': baselines.Lockstep(),
   'runahead': runahead.Runahead(),
+  'bevy': baselines.Bevy(),
+  'split': baselines.Bevy(max_lag=0),
+  'largest': baselines.Largest(),
+  'solo': baselines.Solo(),
 }
 # `static` is made from a trace; `belady` would need the future.
 EVICTIONS = eviction.EVICTIONS

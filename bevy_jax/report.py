@@ -171,24 +171,25 @@ def _bounds(
   best = bounds_lib.inside(
     path, bounds_lib.belady_misses(path, facts.slots, facts.quota)
   )
-  lockstep = bounds_lib.inside(
+  misses = bounds_lib.lockstep_misses(
     path,
-    bounds_lib.lockstep_misses(
-      path,
-      layers=facts.layers,
-      experts=facts.experts,
-      slots=facts.slots,
-      rows=facts.rows,
-      eviction=facts.eviction,
-      quota=facts.quota,
-    ),
+    layers=facts.layers,
+    experts=facts.experts,
+    slots=facts.slots,
+    rows=facts.rows,
+    eviction=facts.eviction,
+    quota=facts.quota,
   )
+  lockstep = bounds_lib.inside(path, misses)
   # The window's own launches: the first ones after a start are slower.
   cost = bounds_lib.fit(
     r for r in ran if window.begin <= r.event.time and r.end <= window.end
   )
-  gpu_s = bounds_lib.inside(
-    path, [cost.seconds(len(step.keys), step.rows) for step in path]
+  device = [cost.seconds(len(step.keys), step.rows) for step in path]
+  gpu_s = bounds_lib.inside(path, device)
+  headroom_s = bounds_lib.headroom(
+    [s.share * n * load_s for s, n in zip(path, misses, strict=True)],
+    [s.share * each for s, each in zip(path, device, strict=True)],
   )
   link_s = best * load_s
   # A prefetch that nobody used was of no use to the link.
@@ -197,7 +198,12 @@ def _bounds(
   least = max(link_s, gpu_s)
   return {
     'useful_efficiency': figures.part(max(useful, gpu_s), window.seconds),
-    'bound': {'link_s': link_s, 'gpu_s': gpu_s, 'clairvoyant_s': least},
+    'bound': {
+      'link_s': link_s,
+      'gpu_s': gpu_s,
+      'clairvoyant_s': least,
+      'headroom_s': headroom_s,
+    },
     'bound_fraction': figures.part(least, window.seconds),
     's': figures.part(gpu_s, window.seconds),
   }

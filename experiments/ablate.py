@@ -2,17 +2,19 @@
 
 python -m bevy_jax.experiments.ablate --trace=FILE --axes=eviction,cache
 python -m bevy_jax.experiments.ablate --model=demo --axes=eviction,prefetch
+python -m bevy_jax.experiments.ablate --config=scheduler_grid --first=0
 
 With a trace, its routing is replayed in lockstep order through the slot
-table alone; with a model, every row is a measured run from a cold cache.
+table alone; with a model, every row is a measured run from a cold cache; the
+grid of schedulers simulates machines and goes on where it was stopped.
 """
 
 import dataclasses
 
 from absl import app, flags
 
-from bevy_jax import trace as trace_lib
-from bevy_jax.experiments import ablation, configs, overrides
+from bevy_jax.experiments import ablation, configs, grids, overrides
+from bevy_jax.experiments import scheduler_grid as grid_lib
 
 AXES = flags.DEFINE_list(
   'axes', ['eviction', 'cache'], 'To combine; others keep their first value.'
@@ -33,28 +35,33 @@ TRACE = flags.DEFINE_string('trace', '', 'A routing trace to replay.')
 TOKENS = flags.DEFINE_string('tokens', '64:160', 'FIRST:END of the trace.')
 WARMUP = flags.DEFINE_integer('warmup', 32, 'Of these tokens, not measured.')
 MODEL = flags.DEFINE_string('model', 'demo', 'A model to run with no trace.')
-CONFIG = flags.DEFINE_string('config', 'demo', 'Named config of the runs.')
+CONFIG = flags.DEFINE_enum(
+  'config', 'demo', [*configs.CONFIGS, *grids.GRIDS], 'Of the runs, or a grid.'
+)
 SET = flags.DEFINE_multi_string('set', [], 'FIELD=VALUE of the config.')
-CSV = flags.DEFINE_string('csv', 'ablation.csv', 'Where to write the rows.')
+CSV = flags.DEFINE_string('csv', '', 'Where to write the rows.')
+FIRST = flags.DEFINE_integer('first', 0, 'Grid: first request of the trace.')
+SCOPE = flags.DEFINE_enum('scope', 'lines', grids.SCOPES, 'Grid: what runs.')
+REDO = flags.DEFINE_list('redo', [], 'Grid: schedulers to run again.')
+JOBS = flags.DEFINE_integer('jobs', 2, 'Grid: processes.', lower_bound=1)
+QUICK = flags.DEFINE_bool('quick', False, 'Grid: two small cells alone.')
 
 
 def build_grid() -> ablation.Grid:
   """The values that the flags ask for."""
-  grid = ablation.Grid(
+  return ablation.Grid(
     EVICTIONS.value,
     [float(cache) for cache in CACHES.value],
     [int(rows) for rows in REQUESTS.value],
     PREFETCHERS.value,
     CAPACITIES.value,
-  )
-  return grid.only(AXES.value)
+  ).only(AXES.value)
 
 
 def build_config() -> configs.Decode:
   """How to run a model; `--set` wins."""
-  base = dataclasses.replace(
-    configs.CONFIGS[CONFIG.value](), model=MODEL.value, compare=()
-  )
+  base = configs.CONFIGS[CONFIG.value]()
+  base = dataclasses.replace(base, model=MODEL.value, compare=())
   return overrides.apply(base, SET.value)
 
 
@@ -63,26 +70,18 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   try:
-    if TRACE.value:
-      first, end = (int(token) for token in TOKENS.value.split(':'))
-      rows = list(
-        ablation.replayed(
-          trace_lib.load(TRACE.value),
-          build_grid(),
-          range(first, end),
-          WARMUP.value,
-          AHEAD.value,
-        )
-      )
+    if CONFIG.value in grids.GRIDS:
+      name = 'quick_grid' if QUICK.value else CONFIG.value
+      grid = grids.make(name, TRACE.value, FIRST.value, SCOPE.value)
+      path = CSV.value or f'{name}.csv'
+      grid_lib.main(grid, path, JOBS.value, REDO.value, print)
+    elif TRACE.value:
+      span = TRACE.value, TOKENS.value, WARMUP.value
+      ablation.main_replayed(build_grid(), *span, AHEAD.value, CSV.value, print)
     else:
-      rows = list(ablation.measured(build_config(), build_grid(), print))
-    ablation.save(CSV.value, rows)
+      ablation.main_measured(build_config(), build_grid(), CSV.value, print)
   except (ValueError, OSError) as error:
     raise SystemExit(f'ablate: {error}') from error
-  print(ablation.table(rows))
-  if TRACE.value:
-    print(ablation.table(ablation.summary(rows)))
-  print(f'rows: {CSV.value}')
 
 
 if __name__ == '__main__':

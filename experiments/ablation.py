@@ -233,6 +233,53 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
   )
 
 
+def main_replayed(
+  grid: Grid,
+  trace: str,
+  tokens: str,
+  warmup: int,
+  ahead: int,
+  path: str,
+  say: Callable[[str], None],
+) -> None:
+  """Replays a trace, writes the rows, says the table and its summary.
+
+  Args:
+    grid: what to combine.
+    trace: the file.
+    tokens: 'FIRST:END' of each request.
+    warmup: see `replayed`.
+    ahead: see `replayed`.
+    path: of the CSV; '' for ablation.csv.
+    say: prints.
+  """
+  first, end = (int(token) for token in tokens.split(':'))
+  span = range(first, end)
+  rows = list(replayed(trace_lib.load(trace), grid, span, warmup, ahead))
+  _show(rows, path, [rows, summary(rows)], say)
+
+
+def main_measured(
+  base: configs.Decode, grid: Grid, path: str, say: Callable[[str], None]
+) -> None:
+  """Runs a model, writes the rows, says the table; see `main_replayed`."""
+  rows = list(measured(base, grid, say))
+  _show(rows, path, [rows], say)
+
+
+def _show(
+  rows: Sequence[Row],
+  path: str,
+  tables: Sequence[Sequence[Row]],
+  say: Callable[[str], None],
+) -> None:
+  path = path or 'ablation.csv'
+  save(path, rows)
+  for shown in tables:
+    say(table(shown))
+  say(f'rows: {path}')
+
+
 def save(path: str, rows: Sequence[Row]) -> None:
   """Writes rows as CSV."""
   with open(path, 'w', encoding='utf-8', newline='') as file:

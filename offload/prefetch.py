@@ -263,16 +263,15 @@ class Oracle(_Base):
     ids = patterns.given[(*at, streams)]
     draws = np.random.default_rng((self.seed, patterns.tick)).random(ids.shape)
     wrong = (draws >= self.p) & (ids >= 0)
-    for ahead, n in zip(*wrong.any(-1).nonzero(), strict=True):
-      true, missed = ids[ahead, n], wrong[ahead, n]
-      order = np.argsort(
-        -patterns.counts.popular[targets[ahead]], kind='stable'
-      )
-      others = order[~np.isin(order, true)][: missed.sum()]
-      # Where nearly all experts are used there are not enough wrong ones.
-      instead = np.full(missed.sum(), -1)
-      instead[: len(others)] = others
-      ids[ahead, n, missed] = instead
+    for ahead in wrong.any((1, 2)).nonzero()[0]:
+      popular = patterns.counts.popular[targets[ahead]]
+      order = np.argsort(-popular, kind='stable').tolist()
+      for n in wrong[ahead].any(-1).nonzero()[0]:
+        true, missed = set(ids[ahead, n].tolist()), wrong[ahead, n]
+        others = (e for e in order if e not in true)
+        # Where nearly all experts are used there are not enough wrong ones.
+        instead = [next(others, -1) for _ in range(missed.sum())]
+        ids[ahead, n, missed] = instead
     return Guess(ids, np.full(ids.shape, self.p))
 
 

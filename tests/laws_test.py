@@ -6,7 +6,8 @@ load fails now and then. It checks every promise made to an executor;
 `_Watch` checks what the engine decides. Each law was seen to fail with the
 code broken on purpose:
 
-  a launch misses no expert     Runahead._group without its readiness test
+  a launch misses no expert     Runahead._group without its readiness test,
+                                and baselines._ready without its own
   a launch carries somebody     Runahead.launch without its readiness test
   an expert lands before use    begin_load setting `resident` at once
   a slot being read is kept     `evictable` without `& ~self.reading`
@@ -15,7 +16,8 @@ code broken on purpose:
   a wave fits into its layer    View.room of all slots
   a layer robs its own alone    Loads._to_rob without its test of the layer
   no deadlock                   Lockstep asking for one layer of all waiting
-  no starvation                 Runahead.wants most advanced first
+  no starvation                 Runahead.wants most advanced first, and
+                                baselines._lag_first likewise
   only the unwanted give way    SlotTable.barring with `joined` left at 0
   nobody robs those before it   Loads._to_rob without the earlier wants
   prefill spares decode         Engine._prefill_wave with room = slots, and
@@ -57,13 +59,16 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+from bevy_jax import baselines, engine, events, figures, protocols, runahead
 from bevy_jax import config as config_lib
-from bevy_jax import engine, events, figures, protocols, runahead
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.offload import eviction as eviction_lib
 from bevy_jax.offload import prefetch, slot_table
 
+# These two under every eviction, the others under two: time is short.
+_FIRST = ('lockstep', 'runahead')
+_FEW = ('lru', 'reuse')
 _PLAIN = {
   f'{name}_{eviction}': (scheduler, policy)
   for (name, scheduler), (eviction, policy) in itertools.product(
@@ -71,12 +76,14 @@ _PLAIN = {
     # What is popular depends on the world: `_run` makes it.
     [*config_lib.EVICTIONS.items(), ('static', None)],
   )
+  if name in _FIRST or eviction in _FEW
 } | {
   f'{name}_{eviction}': (scheduler, config_lib.EVICTIONS[eviction])
   for (name, scheduler), eviction in itertools.product(
     [
       ('runahead_near', runahead.Runahead(max_lag=1)),
       ('runahead_deep', runahead.Runahead(depth=5)),
+      ('largest_near', baselines.Largest(max_lag=2)),
     ],
     ['lfu_decayed', 'reuse'],
   )
@@ -110,9 +117,7 @@ _PARTED = {
     rule,
   )
   for (scheduler, eviction), rule in zip(
-    itertools.product(
-      config_lib.SCHEDULERS, ['lru', 'random', 'least_stale', 'reuse']
-    ),
+    itertools.product(_FIRST, ['lru', 'random', 'least_stale', 'reuse']),
     [_NONE, prefetch.Transition(depth=2), prefetch.NextGate(), _NONE] * 2,
     strict=True,
   )

@@ -23,8 +23,14 @@ from bevy_jax.layers import reference
 from bevy_jax.offload import host_store
 
 _CONTEXT = 96
+# These two under every eviction, the others under two: time is short.
+_FIRST = ('lockstep', 'runahead')
 _POLICIES = tuple(
-  itertools.product(config_lib.SCHEDULERS, config_lib.EVICTIONS)
+  (scheduler, eviction)
+  for scheduler, eviction in itertools.product(
+    config_lib.SCHEDULERS, config_lib.EVICTIONS
+  )
+  if scheduler in _FIRST or eviction in ('lru', 'reuse')
 )
 _MODELS = {
   'plain': model_config.tiny(),
@@ -216,7 +222,7 @@ _ROWS = (1, 3, 8)
 
 
 def _sweep() -> list[tuple[tuple[str, str], str, int]]:
-  """Every scheduler at every cache and number of rows, and every pair.
+  """`_FIRST` at every cache and number of rows, and every pair.
 
   Evictions take turns: each meets each cache and, with each scheduler, each
   number of rows. The whole product took three times as long and tells no
@@ -226,6 +232,7 @@ def _sweep() -> list[tuple[tuple[str, str], str, int]]:
   return [
     (policy, cache, _ROWS[(evictions.index(policy[1]) + i) % len(_ROWS)])
     for policy in _POLICIES
+    if policy[0] in _FIRST
     for i, cache in enumerate(_CACHES)
   ]
 
@@ -312,7 +319,7 @@ class ParityTest(parameterized.TestCase):
 class SweepTest(parameterized.TestCase):
   def test_the_sweep_leaves_no_pair_out(self):
     seen = {(p[0], cache, rows) for p, cache, rows in _sweep()}
-    self.assertLen(seen, len(config_lib.SCHEDULERS) * len(_CACHES) * len(_ROWS))
+    self.assertLen(seen, len(_FIRST) * len(_CACHES) * len(_ROWS))
     for one, two in itertools.combinations(range(3), 2):
       found = {(case[one], case[two]) for case in _sweep()}
       sides = [len({case[i] for case in _sweep()}) for i in (one, two)]

@@ -1,8 +1,9 @@
-"""Lockstep: the whole batch, waves, and who joins in the middle."""
+"""Lockstep, the published rule, and plain others: wants and groups by hand."""
 
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 from bevy_jax import baselines, protocols
+from bevy_jax import config as config_lib
 from bevy_jax import request as request_lib
 
 _LAYERS = 2
@@ -80,6 +81,80 @@ class LockstepTest(absltest.TestCase):
     view = _view([old, new], (0b100, 0b10))
     self.assertEqual(self.lockstep.wants(view), [(0, 0b100)])
     self.assertEqual(self.lockstep.launch(view), (0, [new], 0b100, True, 1))
+
+
+class LagFirstTest(parameterized.TestCase):
+  @parameterized.parameters(
+    baselines.Bevy(), baselines.Solo(), baselines.Largest()
+  )
+  def test_most_lagging_first_then_fewest_missing(self, scheduler):
+    """Seen to fail with `_lag_first` sorting by position alone."""
+    ahead = _progress(0, 3, 0, 1)
+    misses_two = _progress(1, 2, 4, 5)
+    misses_one = _progress(2, 2, 0, 5)
+    view = _view([ahead, misses_two, misses_one], (0b11, 0b11))
+    self.assertEqual(
+      scheduler.wants(view), [(0, 0b100001), (0, 0b110000), (1, 0b11)]
+    )
+
+  @parameterized.parameters(
+    baselines.Bevy(), baselines.Solo(), baselines.Largest()
+  )
+  def test_nobody_is_ready(self, scheduler):
+    self.assertIsNone(scheduler.launch(_view([_progress(0, 0, 1)])))
+    self.assertIsNone(scheduler.launch(_view([])))
+
+
+class BevyTest(absltest.TestCase):
+  def test_all_ready_requests_of_the_most_lagging_ready_layer(self):
+    waits = _progress(0, 2, 3)
+    one, two = _progress(1, 4, 0), _progress(2, 6, 1)
+    nearer = _progress(3, 3, 0)
+    view = _view([waits, two, one, nearer], (0b11, 0b1))
+    # Tokens differ, the layer is the same.
+    view.waiting.remove(nearer)
+    launch = baselines.Bevy().launch(view)
+    self.assertEqual(launch, (0, [two, one], 0b11, True, 1))
+    view.waiting.append(nearer)
+    launch = baselines.Bevy().launch(view)
+    self.assertEqual(launch, (1, [nearer], 0b1, True, 1))
+
+  def test_split_keeps_all_within_a_layer(self):
+    """Seen to fail with `<` for `<=` in `_ready`."""
+    split = config_lib.SCHEDULERS['split']
+    last, ahead = _progress(0, 4, 5), _progress(1, 5, 0)
+    view = _view([last, ahead], (0, 0b1))
+    self.assertIsNone(split.launch(view))
+    self.assertEqual(baselines.Bevy().launch(view).group, [ahead])
+    # All are there: the next one goes, though another still waits.
+    level = _progress(2, 4, 1)
+    view = _view([last, level, ahead], (0b10, 0b1))
+    self.assertEqual(split.launch(view).group, [level])
+
+
+class SoloTest(absltest.TestCase):
+  def test_the_most_lagging_ready_request_alone(self):
+    waits, one, two = _progress(0, 2, 3), _progress(1, 6, 0), _progress(2, 4, 0)
+    view = _view([waits, one, two], (0b1, 0))
+    self.assertEqual(baselines.Solo().launch(view), (0, [two], 0b1, True, 1))
+
+
+class LargestTest(absltest.TestCase):
+  def test_the_largest_group_then_the_most_lagging(self):
+    last = _progress(0, 2, 0)
+    pair = [_progress(1, 5, 0), _progress(2, 7, 1)]
+    view = _view([last, *pair], (0b1, 0b11))
+    largest = baselines.Largest()
+    self.assertEqual(largest.launch(view), (1, pair, 0b11, True, 1))
+    view.waiting.pop()
+    self.assertEqual(largest.launch(view).group, [last])
+
+  def test_who_lags_is_not_left_behind_for_ever(self):
+    """Seen to fail with `_ready(view, None)` in `Largest.launch`."""
+    last = _progress(0, 0, 0)
+    pair = [_progress(1, 65, 0), _progress(2, 67, 1)]
+    view = _view([last, *pair], (0b1, 0b11))
+    self.assertEqual(baselines.Largest().launch(view).group, [last])
 
 
 if __name__ == '__main__':

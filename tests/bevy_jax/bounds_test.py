@@ -309,5 +309,21 @@ class FitTest(parameterized.TestCase):
     self.assertEqual(bounds.fit([]), (0.0, 0.0, 0.0))
 
 
+class HeadroomTest(absltest.TestCase):
+  def test_the_link_works_ahead(self):
+    # Loads land at 4, 5, 14 and 14; launches end at 7, 10, 17 and 20.
+    found = bounds.headroom([4, 1, 9, 0], [3, 3, 3, 3])
+    self.assertEqual(found, 20)
+
+  def test_what_it_lies_between(self):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+      loads, device = rng.integers(0, 9, (2, 12)).tolist()
+      found = bounds.headroom(loads, device)
+      self.assertGreaterEqual(found, max(sum(loads), sum(device)))
+      self.assertLessEqual(found, sum(loads) + sum(device))
+    self.assertEqual(bounds.headroom([], []), 0)
+
+
 if __name__ == '__main__':
   absltest.main()
