@@ -69,7 +69,7 @@ class Pace:
   def load_ended(self, time: int, key: int) -> None:
     """A load is over; what it waited for others does not count."""
     begun = self._issued.pop(key, 0)
-    took = time - max(self._landed, begun)
+    took = float(time - max(self._landed, begun))
     self._landed = time
     if begun and took > 0:
       took = min(took, _LATE * self.load) if self.load else took
