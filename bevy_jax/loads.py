@@ -68,7 +68,7 @@ class Loads:
     """A load has landed: its expert is resident."""
     slot = self._table.finish_load(event.key)
     self.in_flight -= 1
-    read = tuple(event.read)
+    read = tuple(event.read) if event.read else ()
     self._pace.load_ended(event.time, event.key)
     self._log(events.LoadLanded(event.time, event.key, slot, read, event.began))
 
@@ -98,7 +98,8 @@ class Loads:
           return
         if not table.room(layer):
           if barred is None:
-            barred = table.barring([*wants, *self.guesses.kept()])
+            kept = self.guesses.kept() if self.guesses.on else ()
+            barred = table.barring([*wants, *kept] if kept else wants)
           if not self._make_room(wants, rank, barred):
             if not table.quota:
               return  # Who comes later may take no more than this one.
@@ -192,7 +193,8 @@ class Loads:
 
   def _evict(self, key: int) -> None:
     slot, used = self._table.evict(key)
-    self.guesses.evicted(key)
+    if self.guesses.on:
+      self.guesses.evicted(key)
     self._log(events.Evicted(self._executor.now(), key, slot, used))
 
   def _to_rob(self, wants: Sequence[protocols.Want], rank: int) -> int | None:

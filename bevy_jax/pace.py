@@ -68,12 +68,18 @@ class Pace:
 
   def load_ended(self, time: int, key: int) -> None:
     """A load is over; what it waited for others does not count."""
-    begun = self._issued.pop(key, 0)
-    took = float(time - max(self._landed, begun))
+    begun, usual = self._issued.pop(key, 0), self.load
+    before = self._landed
+    took = float(time - (begun if begun > before else before))
     self._landed = time
-    if begun and took > 0:
-      took = min(took, _LATE * self.load) if self.load else took
-      self.load += (took - self.load) * (_NEW if self.load else 1.0)
+    if not begun or took <= 0:
+      return
+    if not usual:
+      self.load = took
+    elif took < _LATE * usual:
+      self.load += (took - usual) * _NEW
+    else:
+      self.load += (_LATE - 1) * usual * _NEW
 
   def launch_begun(self, number: int, experts: int) -> None:
     """A decode launch begins."""

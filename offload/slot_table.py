@@ -73,7 +73,8 @@ class SlotTable:
     """Gives a free slot to an absent key, now loading; returns the slot."""
     assert self.slot_of[key] < 0, f'key {key} already has a slot'
     layer, expert = divmod(key, self.experts)
-    assert self.room(layer) > 0, f'layer {layer} may fill no more slots'
+    full = self.quota and self.room(layer) < 1
+    assert not full, f'layer {layer} may fill no more slots'
     slot = self._free.pop()
     self.slot_of[key], self.key_of[slot] = slot, key
     self._used[slot] = False
@@ -150,7 +151,7 @@ class SlotTable:
     # One long integer and one unpacking, from the first layer of them on: a
     # walk over the bits of dozens of bitmaps costs more than all the rest of
     # a load.
-    first = min([layer for layer, _ in bitmaps], default=0)
+    first = min(bitmaps)[0] if bitmaps else 0
     joined = 0
     for layer, bitmap in bitmaps:
       joined |= bitmap << (layer - first) * self.experts
