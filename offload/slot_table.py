@@ -73,8 +73,8 @@ class SlotTable:
     """Gives a free slot to an absent key, now loading; returns the slot."""
     assert self.slot_of[key] < 0, f'key {key} already has a slot'
     layer, expert = divmod(key, self.experts)
-    full = self.quota and self.room(layer) < 1
-    assert not full, f'layer {layer} may fill no more slots'
+    left = self.room(layer) > 0 if self.quota else self._free
+    assert left, f'layer {layer} may fill no more slots'
     slot = self._free.pop()
     self.slot_of[key], self.key_of[slot] = slot, key
     self._used[slot] = False
