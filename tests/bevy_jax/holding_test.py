@@ -66,9 +66,19 @@ class HoldingTest(absltest.TestCase):
     self.assertFalse(holding.pays(view, _launch(me)))
 
   def test_never_where_nothing_is_in_flight(self):
-    me, late = _progress(0, 3, 0, 1), _progress(1, 2, 0)
-    view = _view([me, late], {2: 1, 3: 0b11})
-    self.assertFalse(holding.pays(view, _launch(me)))
+    for in_flight in (0, 1):
+      me, late = _progress(0, 3, 0, 1), _progress(1, 3, 0, 1, 5)
+      view = _view([me, late], {3: 0b11})
+      view.pace.load, view.in_flight = 50.0, in_flight
+      self.assertEqual(holding.pays(view, _launch(me)), bool(in_flight))
+
+  def test_a_load_that_has_not_begun_takes_its_time(self):
+    for load, pays in ((109.0, True), (111.0, False)):
+      me, late = _progress(0, 3, 0, 1), _progress(1, 3, 0, 1, 5)
+      view = _view([me, late], {3: 0b11})
+      view.in_flight = 1
+      view.pace.load, view.pace.loads = load, 20.0 / load
+      self.assertEqual(holding.pays(view, _launch(me)), pays, load)
 
   def test_never_while_the_link_is_short(self):
     """Launching is what keeps the link busy then."""

@@ -87,7 +87,7 @@ class LaunchTest(parameterized.TestCase):
     self.assertIsNotNone(always.launch(view))
 
   def test_a_group_that_waits_leaves_the_device_to_the_next_one(self):
-    """Seen to fail with `tried` keeping nobody out and no second look."""
+    """Seen to fail without a look at the next layer."""
     last, next_one = _progress(0, 2, 0), _progress(1, 3, 1)
     view = _view([last, next_one], (0b1, 0b10))
     with mock.patch.object(
