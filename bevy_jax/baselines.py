@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bevy_jax import protocols
+from bevy_jax import lagging, protocols
 from bevy_jax import request as request_lib
 
 
@@ -24,7 +24,7 @@ class Lockstep:
     batch = _batch(view)
     if not batch:
       return []
-    layer, union = batch[0].layer, _union(batch)
+    layer, union = batch[0].layer, lagging.union(batch)
     return [protocols.Want(layer, wave(union, view.room(layer)))]
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
@@ -32,7 +32,7 @@ class Lockstep:
     batch = _batch(view)
     if view.in_flight or not batch:
       return None
-    layer, union = batch[0].layer, _union(batch)
+    layer, union = batch[0].layer, lagging.union(batch)
     experts = wave(union, view.room(layer))
     if experts & ~view.resident[layer]:
       return None
@@ -63,15 +63,15 @@ class Bevy:
 
   def wants(self, view: protocols.View) -> list[protocols.Want]:
     """See `Scheduler`: one want a waiting request, most lagging first."""
-    return _lag_first(view)
+    return lagging.wants(view)
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: all ready requests of the most lagging ready layer."""
-    ready = _ready(view, self.max_lag)
+    ready = lagging.ready(view, self.max_lag)
     if not ready:
       return None
     first = min(ready, key=lambda p: p.position)
-    return _together([p for p in ready if p.layer == first.layer])
+    return lagging.together([p for p in ready if p.layer == first.layer])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,14 +86,14 @@ class Solo:
 
   def wants(self, view: protocols.View) -> list[protocols.Want]:
     """See `Scheduler`: one want a waiting request, most lagging first."""
-    return _lag_first(view)
+    return lagging.wants(view)
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: the most lagging ready request."""
-    ready = _ready(view, None)
+    ready = lagging.ready(view, None)
     if not ready:
       return None
-    return _together([min(ready, key=lambda p: p.position)])
+    return lagging.together([min(ready, key=lambda p: p.position)])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,16 +114,16 @@ class Largest:
 
   def wants(self, view: protocols.View) -> list[protocols.Want]:
     """See `Scheduler`: one want a waiting request, most lagging first."""
-    return _lag_first(view)
+    return lagging.wants(view)
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: the largest group of ready requests at one layer."""
     groups: dict[int, list[request_lib.Progress]] = {}
-    for p in _ready(view, self.max_lag):
+    for p in lagging.ready(view, self.max_lag):
       groups.setdefault(p.layer, []).append(p)
     if not groups:
       return None
-    return _together(
+    return lagging.together(
       max(
         groups.values(),
         key=lambda group: (len(group), -min(p.position for p in group)),
@@ -149,35 +149,3 @@ def _batch(view: protocols.View) -> list[request_lib.Progress]:
     return []
   last = min(p.position for p in view.waiting)
   return [p for p in view.waiting if p.position == last]
-
-
-def _union(waiting: list[request_lib.Progress]) -> int:
-  union = 0
-  for progress in waiting:
-    union |= progress.need
-  return union
-
-
-def _lag_first(view: protocols.View) -> list[protocols.Want]:
-  resident = view.resident
-
-  def urgency(p: request_lib.Progress) -> tuple[int, int]:
-    return p.position, (p.need & ~resident[p.layer]).bit_count()
-
-  waiting = sorted(view.waiting, key=urgency)
-  return [protocols.Want(p.layer, p.need) for p in waiting]
-
-
-def _ready(
-  view: protocols.View, max_lag: int | None
-) -> list[request_lib.Progress]:
-  """Who misses nothing and is within the bound, in order of rows."""
-  resident = view.resident
-  ready = [p for p in view.waiting if not p.need & ~resident[p.layer]]
-  if max_lag is None:
-    return ready
-  return [p for p in ready if p.position <= view.floor + max_lag]
-
-
-def _together(group: list[request_lib.Progress]) -> protocols.Launch:
-  return protocols.Launch(group[0].layer, group, _union(group))

@@ -85,7 +85,7 @@ def see(
     warmup: tokens before the measured ones.
     quota: see `SlotTable`.
   """
-  _check(prefetcher)
+  check(prefetcher)
   path = replay.path(trace, requests, tokens)
   table = slot_table.SlotTable(trace.layers, trace.num_experts, slots, quota)
   log: list[events.Event] = []
@@ -117,7 +117,7 @@ def see(
   return Seen(misses, counts)
 
 
-def _check(prefetcher: protocols.Prefetcher) -> None:
+def check(prefetcher: protocols.Prefetcher) -> None:
   """ValueError where a trace cannot tell what a prefetcher needs."""
   if isinstance(prefetcher, prefetch.NextGate):
     raise ValueError(

@@ -132,21 +132,17 @@ H200 = Platform(
 # up to 64 rows are met within 5.9 % on average, 16 % at worst (8 experts).
 # Attention over the context is not in them. PCIe 5 x16 and the host as on the
 # H200: nobody has measured them here.
-RTX_PRO_6000 = Platform(
+RTX_PRO_6000 = dataclasses.replace(
+  H200,
   name='rtx-pro-6000',
   source=(
     'memory, launch, row and prefill fitted to published layer times; link '
     'and host assumed as on the H200'
   ),
-  latency_us=9.0,
-  link=((9_437_184, 54.0),),
   memory_gb_per_s=1403.0,
   launch_us=1.97,
   row_us=0.271,
   prefill_us=0.178,
-  host_launch_us=80.0,
-  host_answer_us=4.0,
-  host_load_us=8.0,
 )
 
 

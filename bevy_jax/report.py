@@ -36,7 +36,6 @@ class Facts:
     cache_bytes: bytes of the cache.
     eviction: the run's own.
     warmup: tokens of every request before the window opens.
-    note: what a reader must know first, empty where nothing.
   """
 
   config: dict[str, Any]

@@ -1,10 +1,8 @@
 """Requests whose experts are resident run ahead of those that wait."""
 
 import dataclasses
-from collections.abc import Sequence
 
-from bevy_jax import holding, protocols
-from bevy_jax import request as request_lib
+from bevy_jax import holding, lagging, protocols
 
 # Of `Pace.balance`: below the link alone is short, above the device alone.
 _SHORT = 0.4, 2.0
@@ -40,31 +38,18 @@ class Runahead:
 
   def wants(self, view: protocols.View) -> list[protocols.Want]:
     """See `Scheduler`: one want a waiting request, most lagging first."""
-    resident = view.resident
-
-    def urgency(p: request_lib.Progress) -> tuple[int, int]:
-      return p.position, (p.need & ~resident[p.layer]).bit_count()
-
-    waiting = sorted(view.waiting, key=urgency)
-    return [protocols.Want(p.layer, p.need) for p in waiting]
+    return lagging.wants(view)
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: ready requests of the most lagging ready layer."""
-    lag = self._lag(view)
-    limit = None if lag is None else view.floor + lag
-    ready = [
-      p
-      for p in view.waiting
-      if not p.need & ~view.resident[p.layer]
-      and (limit is None or p.position <= limit)
-    ]
-    ready.sort(key=lambda p: p.position)
+    ready = lagging.ready(view, self._lag(view))
     tried: set[int] = set()
-    for first in ready:
+    for first in sorted(ready, key=lambda p: p.position):
       if first.layer in tried:
         continue
       tried.add(first.layer)
-      launch = _group(first.layer, ready)
+      group = [p for p in ready if p.layer == first.layer]
+      launch = lagging.together(group)
       if not self.hold or not holding.pays(view, launch):
         return launch
     return None
@@ -75,15 +60,3 @@ class Runahead:
     link, device = _SHORT
     even = link <= view.pace.balance <= device
     return self.max_lag if even else self.near
-
-
-def _group(
-  layer: int, ready: Sequence[request_lib.Progress]
-) -> protocols.Launch:
-  """All who are ready at a layer, whatever pass they are in."""
-  group = [p for p in ready if p.layer == layer]
-  group.sort(key=lambda p: p.row)
-  experts = 0
-  for p in group:
-    experts |= p.need
-  return protocols.Launch(layer, group, experts)

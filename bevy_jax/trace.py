@@ -45,6 +45,24 @@ class Trace:
     )
     return counts.astype(np.float64)
 
+  def without(self, first: int, count: int, what: str) -> 'Trace':
+    """All requests but `count` from `first` on: their own tell the future.
+
+    Raises:
+      ValueError: there are no others; `what` says who needs them.
+    """
+    keep = [
+      n for n in range(len(self.lengths)) if not first <= n < first + count
+    ]
+    if not keep:
+      raise ValueError(
+        f'{what} needs requests beside the {count} that decode, and '
+        'there are no more in the trace.'
+      )
+    return dataclasses.replace(
+      self, experts=self.experts[keep], lengths=self.lengths[keep]
+    )
+
   def counts(self) -> patterns.Counts:
     """What a prefetcher may learn of all requests: uses and successions."""
     found = patterns.nothing(self.layers, self.num_experts)

@@ -146,7 +146,7 @@ def _rule(
   if name == 'belady':
     return None
   if name == 'static':
-    others = _others(trace, rows, "eviction 'static'")
+    others = trace.without(0, rows, "eviction 'static'")
     return eviction_lib.Static(popularity=others.popularity())
   return config_lib.EVICTIONS[name]
 
@@ -156,21 +156,8 @@ def _prefetcher(
 ) -> protocols.Prefetcher:
   found, warm = config_lib.parse_prefetch(name)
   if warm:
-    counts = _others(trace, rows, f'prefetch {name!r}').counts()
+    counts = trace.without(0, rows, f'prefetch {name!r}').counts()
     found = config_lib.warmed(found, counts)
-  return found
-
-
-def _others(trace: trace_lib.Trace, rows: int, what: str) -> trace_lib.Trace:
-  """Requests that do not decode: a trace's own would tell the future."""
-  found = dataclasses.replace(
-    trace, experts=trace.experts[rows:], lengths=trace.lengths[rows:]
-  )
-  if not len(found.lengths):
-    raise ValueError(
-      f'{what} needs requests beside the {rows} that decode, and the trace '
-      'has no more.'
-    )
   return found
 
 

@@ -8,12 +8,19 @@ from typing import Any, NamedTuple
 from bevy_jax import config as config_lib
 from bevy_jax import costs as costs_lib
 from bevy_jax import engine as engine_lib
-from bevy_jax import events, platforms, protocols, shapes, synthetic, virtual
+from bevy_jax import (
+  events,
+  foresight,
+  platforms,
+  protocols,
+  shapes,
+  synthetic,
+  virtual,
+)
 from bevy_jax import report as report_lib
 from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import run
 from bevy_jax.offload import eviction as eviction_lib
-from bevy_jax.offload import prefetch as prefetch_lib
 
 _MB = 1e6
 
@@ -203,30 +210,14 @@ class Simulation:
 
   def _prefetcher(self, name: str) -> protocols.Prefetcher:
     found, warm = config_lib.parse_prefetch(name)
-    if isinstance(found, prefetch_lib.NextGate):
-      raise ValueError(
-        "prefetch 'next_gate' applies a model's routers to its hidden state, "
-        "which a trace does not have; simulate 'oracle' with its accuracy "
-        '(oracle:p=0.85).'
-      )
+    foresight.check(found)
     if not warm:
       return found
     return config_lib.warmed(found, self._others(f'prefetch {name!r}').counts())
 
   def _others(self, what: str) -> trace_lib.Trace:
     """Requests that do not decode: their own routing would tell the future."""
-    start, stop = self.config.first, self.config.first + len(self._requests)
-    keep = [*range(start), *range(stop, len(self.trace.lengths))]
-    if not keep:
-      raise ValueError(
-        f'{what} needs requests of the trace beside the '
-        f'{len(self._requests)} that decode; there are no more.'
-      )
-    return dataclasses.replace(
-      self.trace,
-      experts=self.trace.experts[keep],
-      lengths=self.trace.lengths[keep],
-    )
+    return self.trace.without(self.config.first, len(self._requests), what)
 
   def _facts(
     self, scheduler: str, eviction: str, prefetch: str

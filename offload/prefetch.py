@@ -109,13 +109,8 @@ class Nothing(_Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NextGate(_Base):
-  """The next layers' routers on this layer's hidden state, by the device.
-
-  How likely such an id is used is how often ids of its rank, its layer and
-  as many layers ahead have come true so far, starting at 1. Nothing is
-  guessed beyond the last layer: the next token is not known yet.
-  """
+class _Told(_Base):
+  """What those have in common that an executor tells of layers ahead."""
 
   @property
   def keeps(self) -> str:
@@ -126,6 +121,16 @@ class NextGate(_Base):
   def gates(self) -> int:
     """See `Prefetcher`."""
     return self.depth
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NextGate(_Told):
+  """The next layers' routers on this layer's hidden state, by the device.
+
+  How likely such an id is used is how often ids of its rank, its layer and
+  as many layers ahead have come true so far, starting at 1. Nothing is
+  guessed beyond the last layer: the next token is not known yet.
+  """
 
   def guess(self, patterns: Patterns, layer: int, streams: Ids) -> Guess:
     """See `Prefetcher`."""
@@ -232,7 +237,7 @@ class History(_Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Oracle(_Base):
+class Oracle(_Told):
   """Knows the future, but not always: only where somebody tells it.
 
   Each expert that will be used is guessed with probability `p`; instead of
@@ -245,16 +250,6 @@ class Oracle(_Base):
 
   p: float = 1.0
   seed: int = 0
-
-  @property
-  def keeps(self) -> str:
-    """See `Prefetcher`."""
-    return 'given'
-
-  @property
-  def gates(self) -> int:
-    """See `Prefetcher`."""
-    return self.depth
 
   def guess(self, patterns: Patterns, layer: int, streams: Ids) -> Guess:
     """See `Prefetcher`."""

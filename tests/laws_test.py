@@ -6,8 +6,7 @@ load fails now and then. It checks every promise made to an executor;
 `_Watch` checks what the engine decides. Each law was seen to fail with the
 code broken on purpose:
 
-  a launch misses no expert     Runahead._group without its readiness test,
-                                and baselines._ready without its own
+  a launch misses no expert     lagging.ready without its readiness test
   a launch carries somebody     Runahead.launch without its readiness test
   an expert lands before use    begin_load setting `resident` at once
   a slot being read is kept     `evictable` without `& ~self.reading`
@@ -16,8 +15,7 @@ code broken on purpose:
   a wave fits into its layer    View.room of all slots
   a layer robs its own alone    Loads._to_rob without its test of the layer
   no deadlock                   Lockstep asking for one layer of all waiting
-  no starvation                 Runahead.wants most advanced first, and
-                                baselines._lag_first likewise
+  no starvation                 lagging.wants most advanced first
   only the unwanted give way    SlotTable.barring with `joined` left at 0
   nobody robs those before it   Loads._to_rob without the earlier wants
   prefill spares decode         Engine._prefill_wave with room = slots, and
