@@ -7,7 +7,7 @@ load fails now and then. It checks every promise made to an executor;
 code broken on purpose:
 
   a launch misses no expert     lagging.ready without its readiness test
-  a launch carries somebody     Runahead.launch without its readiness test
+  a launch carries somebody     Runahead.launch going through all who wait
   an expert lands before use    begin_load setting `resident` at once
   a slot being read is kept     `evictable` without `& ~self.reading`
   slots are never exceeded      SlotTable made with one slot more
