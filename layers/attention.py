@@ -17,9 +17,7 @@ def project(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Queries `[G, T, H, dh]`, keys and values `[G, T, K, dh]`, rotated."""
   c = config
-  q, k, v = x_GxTxD @ p['wq'], x_GxTxD @ p['wk'], x_GxTxD @ p['wv']
-  if c.qkv_bias:
-    q, k, v = (_add(a, p[b]) for a, b in ((q, 'bq'), (k, 'bk'), (v, 'bv')))
+  q, k, v = _apart(c, p, x_GxTxD)
   if c.qk_norm == 'full':
     q = norm.rms_norm(q, p['q_norm'], c.norm_eps)
     k = norm.rms_norm(k, p['k_norm'], c.norm_eps)
@@ -35,6 +33,26 @@ def project(
   angles, scale = rope.frequencies(c.rope, c.head_dim)
   q = rope.rotate(q, positions_GxT, angles, scale)
   k = rope.rotate(k, positions_GxT, angles, scale)
+  return q, k, v
+
+
+def _apart(
+  c: config_lib.ModelConfig, p: dict[str, Any], x: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Queries, keys and values with their biases, whatever form `p` has."""
+  if 'wqkv' in p:
+    made = x @ p['wqkv'].T
+    if c.qkv_bias:
+      made = _add(made, p['bqkv'])
+    ends = [
+      c.num_heads * c.head_dim,
+      (c.num_heads + c.num_kv_heads) * c.head_dim,
+    ]
+    q, k, v = jnp.split(made, ends, axis=-1)
+    return q, k, v
+  q, k, v = x @ p['wq'], x @ p['wk'], x @ p['wv']
+  if c.qkv_bias:
+    q, k, v = (_add(a, p[b]) for a, b in ((q, 'bq'), (k, 'bk'), (v, 'bv')))
   return q, k, v
 
 
@@ -71,7 +89,7 @@ def output(
   config: config_lib.ModelConfig, p: dict[str, Any], mixed: jax.Array
 ) -> jax.Array:
   """The projection back to the residual stream, `[G, T, D]`."""
-  out = mixed @ p['wo']
+  out = mixed @ (p['wo_t'].T if 'wo_t' in p else p['wo'])
   return _add(out, p['bo']) if config.out_bias else out
 
 

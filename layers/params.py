@@ -101,3 +101,19 @@ def _init_leaf(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def _is_shape(x: object) -> bool:
   return isinstance(x, tuple)
+
+
+def merged(layer: Params) -> Params:
+  """A layer as the GPU kernels read it, with the same numbers.
+
+  `wqkv [(H + 2K) * dh, D]` and `bqkv` stand for the three matrices and their
+  biases, `wo_t [D, H * dh]` for `wo`: what a product sums over comes last.
+  """
+  out = {k: v for k, v in layer.items() if k not in _MERGED}
+  out['wqkv'] = jnp.concatenate([layer[k].T for k in ('wq', 'wk', 'wv')])
+  if 'bq' in layer:
+    out['bqkv'] = jnp.concatenate([layer[k] for k in ('bq', 'bk', 'bv')])
+  return out | {'wo_t': layer['wo'].T}
+
+
+_MERGED = ('wq', 'wk', 'wv', 'bq', 'bk', 'bv', 'wo')

@@ -1,0 +1,180 @@
+"""What the GPU kernels share: how one is called, blocks, masks, products.
+
+The kernels are Pallas with its Triton lowering (WORKSPACE.md tells why). They
+are compiled on a GPU and interpreted elsewhere, where only tests want them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+# Rows of the smallest matrix product of a tensor core.
+LEAST_ROWS = 16
+# Parts of an expert; the interpreter wants typed indices.
+GATE, UP, DOWN = map(np.int32, range(3))
+
+
+def interpreted() -> bool:
+  """Whether kernels are interpreted, for want of a GPU."""
+  return jax.default_backend() != 'gpu'
+
+
+def call(
+  kernel: Callable[..., None],
+  name: str,
+  grid: tuple[int, ...],
+  out: Any,
+  operands: Sequence[jax.Array],
+  *,
+  warps: int = 4,
+  stages: int = 3,
+  aliases: Mapping[int, int] | None = None,
+) -> Any:
+  """Runs a kernel; refs are whole arrays, inputs first.
+
+  Args:
+    kernel: reads its place from `pl.program_id`.
+    name: as profilers show it.
+    grid: how many programs.
+    out: a `jax.ShapeDtypeStruct` for each array that it writes.
+    operands: its inputs.
+    warps: of 32 threads, a program.
+    stages: loads under way ahead of the product that uses them.
+    aliases: inputs that outputs are written over.
+  """
+  return pl.pallas_call(
+    kernel,
+    grid=grid,
+    out_shape=out,
+    input_output_aliases=dict(aliases or {}),
+    interpret=interpreted(),
+    compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
+    name=name,
+  )(*operands)
+
+
+def block(size: int, most: int) -> int:
+  """The largest power of two that divides a size, `most` at most."""
+  return min(size & -size, most)
+
+
+def padded(count: int, least: int = 1) -> int:
+  """The next power of two, `least` at least."""
+  return max(least, 1 << max(0, count - 1).bit_length())
+
+
+def load(ref: Any, mask: jax.Array | None = None) -> jax.Array:
+  """Loads a ref; 0 where the mask is False."""
+  other = None if mask is None else 0
+  out: jax.Array = plgpu.load(ref, mask=mask, other=other)
+  return out
+
+
+def store(ref: Any, value: jax.Array, mask: jax.Array | None = None) -> None:
+  """Stores into a ref where the mask is True."""
+  plgpu.store(ref, value.astype(ref.dtype), mask=mask)
+
+
+def dot(
+  weights: jax.Array, rows_RxK: jax.Array, *, first: bool = False
+) -> jax.Array:
+  """Weights `[O, K]`, or `[K, O]` where K is first, on rows: float32 `[R, O]`.
+
+  Weights are on the left, where a tensor core takes many at once straight
+  from where they have been loaded to; the rows of a launch are few.
+  """
+  return _general(weights, rows_RxK, 0 if first else 1, 1).T
+
+
+def dot_rows(
+  rows_RxK: jax.Array, weights: jax.Array, *, first: bool = False
+) -> jax.Array:
+  """The same with the rows on the left, for weights made on the way."""
+  return _general(rows_RxK, weights, 1, 0 if first else 1)
+
+
+def _general(a: jax.Array, b: jax.Array, over: int, also: int) -> jax.Array:
+  if interpreted():
+    # A CPU may add up a product of bfloat16 in bfloat16.
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+  wide = a.dtype == jnp.float32
+  out: jax.Array = jax.lax.dot_general(
+    a,
+    b,
+    (((over,), (also,)), ((), ())),
+    precision=jax.lax.Precision.HIGHEST if wide else None,
+    preferred_element_type=jnp.float32,
+  )
+  return out
+
+
+def named(slots: Any, slot: jax.Array) -> jax.Array:
+  """Whether any choice of `slots [N, T]` names a slot; -1 is none."""
+  n, t = slots.shape
+  shape = padded(n), padded(t)
+  row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+  choice = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+  real = (row < n) & (choice < t)
+  all_slots = load(slots.at[pl.ds(0, shape[0]), pl.ds(0, shape[1])], real)
+  hits = jnp.where(real & (all_slots == slot), 1, 0)
+  out: jax.Array = (jnp.max(hits) > 0) & (slot >= 0)
+  return out
+
+
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+  """SiLU(gate) * up."""
+  return gate / (1 + jnp.exp(-gate)) * up
+
+
+def load_rows(
+  ref: Any, columns: Any, rows: int, width: int, *of: jax.Array
+) -> jax.Array:
+  """Some columns of all rows, `[rows, width]`; 0 in rows that are padding.
+
+  `of` is what comes before the rows in the ref's shape.
+  """
+  line = jax.lax.broadcasted_iota(jnp.int32, (rows, width), 0)
+  return load(ref.at[(*of, pl.ds(0, rows), columns)], line < ref.shape[-2])
+
+
+def store_rows(
+  ref: Any, columns: Any, value: jax.Array, *of: jax.Array
+) -> None:
+  """Stores some columns of all rows, but for padding; see `load_rows`."""
+  line = jax.lax.broadcasted_iota(jnp.int32, value.shape, 0)
+  there = ref.at[(*of, pl.ds(0, value.shape[0]), columns)]
+  store(there, value, line < ref.shape[-2])
+
+
+def store_block(ref: Any, value: jax.Array, rows: int, columns: int) -> None:
+  """Stores the first rows and columns of a padded tile."""
+  row = jax.lax.broadcasted_iota(jnp.int32, value.shape, 0)
+  column = jax.lax.broadcasted_iota(jnp.int32, value.shape, 1)
+  store(ref, value, (row < rows) & (column < columns))
+
+
+def store_choices(
+  out_NxTxD: Any, slots: Any, slot: jax.Array, at: Any, value: jax.Array
+) -> None:
+  """Stores what a slot makes of all rows for each choice that names it."""
+  n, t = slots.shape
+  rows = value.shape[0]
+  lines = jnp.arange(rows, dtype=jnp.int32)
+  for choice in map(np.int32, range(t)):
+    named_here = load(slots.at[pl.ds(0, rows), choice], lines < n) == slot
+    mask = jnp.broadcast_to((named_here & (lines < n))[:, None], value.shape)
+    store(out_NxTxD.at[pl.ds(0, rows), choice, at], value, mask)
+
+
+def normed(
+  x_D: jax.Array, weights_D: jax.Array, width: int, eps: float
+) -> jax.Array:
+  """One row behind its norm, rounded where `norm.rms_norm` rounds."""
+  wide = x_D.astype(jnp.float32)
+  scale = jax.lax.rsqrt(jnp.sum(wide * wide) / width + eps)
+  return (wide * scale).astype(x_D.dtype) * weights_D.astype(x_D.dtype)

@@ -1,0 +1,180 @@
+"""Experts as GPU kernels: each weight is read once from where it lies.
+
+A program serves a part of one expert for all rows of a launch: at decode the
+rows are few, and reading weights is all that costs. One kernel does gate, up
+and SiLU, another the way down, a third sums the choices of each row.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+
+from bevy_jax.layers import kernel_call as kernels
+from bevy_jax.layers import kernel_packed, kernel_tiles, quant
+
+
+def apply(
+  pool: jax.Array | quant.Packed,
+  h_NxD: jax.Array,
+  slots_NxT: jax.Array,
+  listed_M: jax.Array,
+) -> jax.Array:
+  """What every chosen expert makes of its rows, float32 `[N, T, D]`.
+
+  Args:
+    pool: experts in slots.
+    h_NxD: the stream behind the norm.
+    slots_NxT: int32, slot of each choice; nothing is written for -1.
+    listed_M: int32, every slot that a choice names, each once, and any
+      others; those that no choice names, and -1, are not read.
+  """
+  kind = pool.layout.format.kind if isinstance(pool, quant.Packed) else 'float'
+  first, second = kernel_tiles.expert(kind, h_NxD.shape[0])
+  if isinstance(pool, quant.Packed):
+    hidden = kernel_packed.gate_up(pool, h_NxD, slots_NxT, listed_M, first)
+    return kernel_packed.down(pool, hidden, slots_NxT, listed_M, second)
+  hidden = gate_up(pool, h_NxD, slots_NxT, listed_M, first)
+  return down(pool, hidden, slots_NxT, listed_M, second)
+
+
+def gate_up(
+  pool_Sx3xFxD: jax.Array,
+  h_NxD: jax.Array,
+  slots_NxT: jax.Array,
+  listed_M: jax.Array,
+  tile: kernel_tiles.Tile,
+) -> jax.Array:
+  """SiLU(gate) * up of each listed expert for all rows, `[M, N, F]`."""
+  n, d = h_NxD.shape
+  f, m = pool_Sx3xFxD.shape[2], listed_M.shape[0]
+  rows = kernels.padded(n, kernels.LEAST_ROWS)
+  fb, db = kernels.block(f, tile.outer), kernels.block(d, tile.inner)
+
+  def kernel(pool: Any, x: Any, slots: Any, listed: Any, out: Any) -> None:
+    expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * fb, fb)
+    slot = listed[expert]
+
+    @pl.when(kernels.named(slots, slot))
+    def _() -> None:
+      def step(i: jax.Array, carry: Any) -> Any:
+        gate, up = carry
+        columns = pl.ds(i * db, db)
+        h = kernels.load_rows(x, columns, rows, db)
+        w_gate = kernels.load(pool.at[slot, kernels.GATE, at, columns])
+        w_up = kernels.load(pool.at[slot, kernels.UP, at, columns])
+        return gate + kernels.dot(w_gate, h), up + kernels.dot(w_up, h)
+
+      zero = jnp.zeros((rows, fb), jnp.float32)
+      gate, up = jax.lax.fori_loop(0, d // db, step, (zero, zero))
+      kernels.store_rows(out, at, kernels.swiglu(gate, up), expert)
+
+  out: jax.Array = kernels.call(
+    kernel,
+    'gate_up',
+    (m, f // fb),
+    jax.ShapeDtypeStruct((m, n, f), h_NxD.dtype),
+    (pool_Sx3xFxD, h_NxD, slots_NxT, listed_M),
+    warps=tile.warps,
+    stages=tile.stages,
+  )
+  return out
+
+
+def down(
+  pool_Sx3xFxD: jax.Array,
+  hidden_MxNxF: jax.Array,
+  slots_NxT: jax.Array,
+  listed_M: jax.Array,
+  tile: kernel_tiles.Tile,
+) -> jax.Array:
+  """The way down of each listed expert, for the choices that name it."""
+  m, n, f = hidden_MxNxF.shape
+  d, t = pool_Sx3xFxD.shape[3], slots_NxT.shape[1]
+  rows = kernels.padded(n, kernels.LEAST_ROWS)
+  ob, fb = kernels.block(d, tile.outer), kernels.block(f, tile.inner)
+
+  def kernel(pool: Any, hidden: Any, slots: Any, listed: Any, out: Any) -> None:
+    expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * ob, ob)
+    slot = listed[expert]
+
+    @pl.when(kernels.named(slots, slot))
+    def _() -> None:
+      def step(i: jax.Array, acc: jax.Array) -> jax.Array:
+        inner = pl.ds(i * fb, fb)
+        h = kernels.load_rows(hidden, inner, rows, fb, expert)
+        w = kernels.load(pool.at[slot, kernels.DOWN, inner, at])
+        return acc + kernels.dot(w, h, first=True)
+
+      start = jnp.zeros((rows, ob), jnp.float32)
+      acc = jax.lax.fori_loop(0, f // fb, step, start)
+      kernels.store_choices(out, slots, slot, at, acc)
+
+  out: jax.Array = kernels.call(
+    kernel,
+    'down',
+    (m, d // ob),
+    jax.ShapeDtypeStruct((n, t, d), jnp.float32),
+    (pool_Sx3xFxD, hidden_MxNxF, slots_NxT, listed_M),
+    warps=tile.warps,
+    stages=tile.stages,
+  )
+  return out
+
+
+def combine(
+  x_NxD: jax.Array,
+  y_NxTxD: jax.Array,
+  weights_NxT: jax.Array,
+  slots_NxT: jax.Array,
+  partial_RxTxD: jax.Array,
+  rows_N: jax.Array,
+  go_N: jax.Array,
+  norm_D: jax.Array,
+  eps: float,
+) -> tuple[jax.Array, jax.Array]:
+  """The stream with the weighted sum of each row's choices added.
+
+  Choices whose slot is -1 come from the row's earlier waves. A row that does
+  not go on, 0 in `go_N`, keeps its stream.
+
+  Returns:
+    The stream `[N, D]`, and the same behind the next norm.
+  """
+  n, t, d = y_NxTxD.shape
+  width = kernels.padded(d)
+
+  def kernel(*refs: Any) -> None:
+    x, y, weights, slots, partial, rows, go, norm, out, normed = refs
+    i, at = pl.program_id(0), pl.ds(0, width)
+    real = jnp.arange(width, dtype=jnp.int32) < d
+    row = jnp.clip(rows[i], 0, partial.shape[0] - 1)
+    total = jnp.zeros((width,), jnp.float32)
+    for choice in map(np.int32, range(t)):
+      here = real & (jnp.full((width,), slots[i, choice]) >= 0)
+      late = kernels.load(partial.at[row, choice, at], real & ~here)
+      now = kernels.load(y.at[i, choice, at], here)
+      total += weights[i, choice] * jnp.where(here, now, late)
+    old = kernels.load(x.at[i, at], real)
+    new = jnp.where(go[i] != 0, old + total.astype(old.dtype), old)
+    kernels.store(out.at[i, at], new, real)
+    scale = kernels.load(norm.at[at], real)
+    kernels.store(normed.at[i, at], kernels.normed(new, scale, d, eps), real)
+
+  same = jax.ShapeDtypeStruct((n, d), x_NxD.dtype)
+  operands = (
+    x_NxD,
+    y_NxTxD,
+    weights_NxT,
+    slots_NxT,
+    partial_RxTxD,
+    rows_N,
+    go_N,
+    norm_D,
+  )
+  out: tuple[jax.Array, jax.Array] = kernels.call(
+    kernel, 'combine', (n,), (same, same), operands, warps=8
+  )
+  return out

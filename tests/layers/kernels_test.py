@@ -1,0 +1,244 @@
+"""The GPU kernels against the plain forms: interpreted here, real on a GPU.
+
+On a CPU they compute in float32, so that agreement is close; a GPU runs them
+in bfloat16 too. Each check has been seen to fail with the kernel broken: no
+mask of padding rows, no shift of 4-bit values, the new key left out, the
+window one too wide, ties to the highest id.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from bevy_jax.layers import (
+  block,
+  experts,
+  kernel_attention,
+  kernel_dense,
+  kernel_experts,
+  kernel_packed,
+  kernel_router,
+  kv_cache,
+  norm,
+  params,
+  quant,
+)
+from bevy_jax.layers import config as config_lib
+
+_EPS = 1e-6
+_SLOTS = 10
+_GPU = jax.default_backend() == 'gpu'
+
+
+def _error(got: Any, wanted: Any) -> float:
+  a, b = (np.asarray(x, np.float64) for x in (got, wanted))
+  return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def _experts(form: str | None, f: int, d: int) -> tuple[Any, jax.Array]:
+  """A pool of random experts, and the same in float32."""
+  rng = np.random.default_rng(0)
+  weights = rng.normal(size=(_SLOTS, 3, f, d)).astype(np.float32) / d**0.5
+  if form is None:
+    return jnp.asarray(weights), jnp.asarray(weights)
+  how = quant.layout(quant.parse(form), (3, f, d))
+  blocks = np.stack([quant.pack(how, w) for w in weights])
+  pool = quant.Packed(jnp.asarray(blocks), how)
+  return pool, jnp.stack([quant.unpack(how, b) for b in pool.data])
+
+
+def _choices(n: int, t: int, e: int) -> tuple[np.ndarray, np.ndarray]:
+  """Distinct slots of each row's choices, and the table of all experts."""
+  rng = np.random.default_rng(1)
+  table = rng.permutation(_SLOTS)[:e].astype(np.int32)
+  ids = np.stack([rng.permutation(e)[:t] for _ in range(n)])
+  return table[ids], table
+
+
+class ExpertsTest(parameterized.TestCase):
+  @parameterized.product(
+    form=[None, 'int8', 'int4', 'int4:32:zero'],
+    shape=[(5, 2, 96, 64), (1, 4, 64, 128), (17, 3, 32, 96)],
+  )
+  def test_against_the_plain_form(self, form, shape):
+    n, t, f, d = shape
+    pool, wide = _experts(form, f, d)
+    if form is not None and not kernel_packed.supports(pool.layout):
+      self.skipTest('bytes would hold two groups')
+    slots, table = _choices(n, t, 8)
+    slots[0, 0] = -1  # Not in this wave.
+    if n > 2:
+      slots[2] = -1  # A row that has stopped.
+    self._check(pool, wide, slots, table)
+
+  def test_all_rows_the_same_expert(self):
+    pool, wide = _experts(None, 32, 64)
+    _, table = _choices(4, 1, 8)
+    self._check(pool, wide, np.full((4, 1), table[3]), table)
+
+  def test_what_nobody_names_is_not_read(self):
+    pool, wide = _experts(None, 32, 64)
+    slots, table = _choices(3, 2, 8)
+    table[5] = -1
+    slots = np.where(slots == table[4], -1, slots)
+    named = set(slots[slots >= 0].tolist())
+    rest = np.array([s for s in range(_SLOTS) if s not in named])
+    self._check(pool.at[rest].set(jnp.nan), wide, slots, table)
+
+  def _check(self, pool, wide, slots, table):
+    n, t = slots.shape
+    d = wide.shape[3]
+    rng = np.random.default_rng(2)
+    x = jnp.asarray(rng.normal(size=(n, d)), jnp.float32)
+    weight = jnp.asarray(1 + 0.1 * rng.normal(size=d), jnp.float32)
+    h = norm.rms_norm(x, weight, _EPS)
+    distinct = np.unique(slots[slots >= 0]).astype(np.int32)
+    empty = jnp.zeros((n, t, d), jnp.float32)
+    wanted = experts.apply(
+      wide, h, jnp.asarray(slots), jnp.asarray(distinct), len(distinct), empty
+    )
+    run = jax.jit(
+      lambda pool, x, s, t: kernel_experts.apply(pool, x, weight, _EPS, s, t)
+    )
+    got = run(pool, x, jnp.asarray(slots), jnp.asarray(table))
+    named = (slots >= 0)[:, :, None]
+    got = np.where(named, got, 0)
+    self.assertLess(_error(got, np.where(named, wanted, 0)), 3e-5)
+
+
+class CombineTest(absltest.TestCase):
+  def test_waves_and_rows_that_stop(self):
+    rng = np.random.default_rng(0)
+    n, t, d, r = 3, 2, 64, 5
+    x, y = rng.normal(size=(n, d)), rng.normal(size=(n, t, d))
+    partial, weights = rng.normal(size=(r, t, d)), rng.random((n, t))
+    slots, rows = np.array([[4, 5], [6, -1], [-1, -1]]), np.array([4, 0, r])
+    y[slots < 0] = np.nan  # Poisoned: nobody wrote it.
+    go = np.array([1, 1, 0])
+    floats = [jnp.asarray(a, jnp.float32) for a in (x, y, weights)]
+    got = kernel_experts.combine(
+      *floats,
+      jnp.asarray(slots, jnp.int32),
+      jnp.asarray(partial, jnp.float32),
+      jnp.asarray(rows, jnp.int32),
+      jnp.asarray(go, jnp.int32),
+    )
+    outputs = y[0], np.stack([y[1, 0], partial[0, 1]])
+    for i, out in enumerate(outputs):
+      wanted = x[i] + weights[i] @ out
+      np.testing.assert_allclose(got[i], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got[2], x[2], rtol=1e-6)
+
+
+_MODELS = {
+  'plain': {},
+  'biases': {
+    'qk_norm': None,
+    'qkv_bias': True,
+    'out_bias': True,
+    'clip_qkv': 1.5,
+  },
+  'full': {'qk_norm': 'full', 'num_heads': 8, 'num_kv_heads': 4},
+  'odd': {'head_dim': 24, 'num_heads': 6, 'num_kv_heads': 2, 'model_dim': 48},
+  'head 96': {'head_dim': 96},
+}
+
+
+class AttentionTest(parameterized.TestCase):
+  @parameterized.product(model=list(_MODELS), window=[0, 40])
+  def test_against_the_plain_form(self, model, window):
+    config = config_lib.tiny(**_MODELS[model])
+    p = params.init(config, jax.random.key(0))['layers'][1]
+    rng = np.random.default_rng(0)
+    rows = np.array([3, 0, 5, 1, 6], np.int32)  # The last one is padding.
+    positions = np.array([0, 63, 64, 130, 7], np.int32)
+    shape = 6, config.num_kv_heads, 160, config.head_dim
+    k, v = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
+    for row, position in zip(rows[:-1], positions, strict=False):
+      # Poisoned: what lies behind a row's own text is never read.
+      k[row, :, position:], v[row, :, position:] = np.nan, np.nan
+    clean = kv_cache.LayerCache(
+      *(jnp.nan_to_num(jnp.asarray(a)) for a in (k, v))
+    )
+    x = jnp.asarray(rng.normal(size=(5, config.model_dim)), jnp.float32)
+    wanted, kept = block.attend(
+      config, p, clean, window, x[:, None], rows, positions[:, None]
+    )
+    cache = kv_cache.LayerCache(jnp.asarray(k), jnp.asarray(v))
+    got, new = _attend(config, p, cache, window, x, rows, positions, np.ones(5))
+    self.assertLess(_error(got[:4], wanted[:4, 0]), 1e-5)
+    for row, position in zip(rows[:-1], positions, strict=False):
+      for a, b in zip(new, kept, strict=True):
+        self.assertLess(
+          _error(a[row, :, : position + 1], b[row, :, : position + 1]), 1e-5
+        )
+
+  def test_a_row_that_stops_changes_nothing(self):
+    config = config_lib.tiny()
+    p = params.init(config, jax.random.key(0))['layers'][0]
+    cache = kv_cache.LayerCache(
+      *jax.random.normal(jax.random.key(1), (2, 3, 2, 32, 8))
+    )
+    x = jax.random.normal(jax.random.key(2), (2, 32))
+    rows, positions = np.array([2, 0], np.int32), np.array([4, 5], np.int32)
+    got, new = _attend(
+      config, p, cache, 0, x, rows, positions, np.array([0, 1])
+    )
+    np.testing.assert_array_equal(got[0], x[0])
+    for a, b in zip(new, cache, strict=True):
+      np.testing.assert_array_equal(a[1:], b[1:])
+      self.assertGreater(np.abs(np.asarray(a[0] - b[0])).max(), 0)
+
+  def test_a_value_that_is_not_finite_is_kept_as_nan_keys(self):
+    config = config_lib.tiny()
+    p = params.init(config, jax.random.key(0))['layers'][0]
+    cache = kv_cache.LayerCache(*jnp.zeros((2, 1, 2, 32, 8)))
+    x = jnp.full((1, 32), jnp.inf)
+    zero = np.zeros(1, np.int32)
+    _, new = _attend(config, p, cache, 0, x, zero, zero, np.ones(1))
+    self.assertTrue(np.isnan(np.asarray(new.k[0, :, 0])).all())
+    self.assertTrue((np.asarray(new.v[0, :, 0]) == 0).all())
+
+
+def _attend(config, p, cache, window, x, rows, positions, go):
+  go = jnp.asarray(go, jnp.int32)
+
+  @jax.jit
+  def run(x, cache, rows, positions):
+    made = kernel_dense.project(config, p, x)
+    mixed, new = kernel_attention.attend(
+      config, p, cache, window, made, rows, positions, go
+    )
+    return kernel_dense.output(config, p, mixed, x, go), new
+
+  return run(x, cache, jnp.asarray(rows), jnp.asarray(positions))
+
+
+class RouterTest(parameterized.TestCase):
+  @parameterized.product(experts=[8, 12], top_k=[1, 3], norm_topk=[True, False])
+  def test_against_the_plain_form(self, experts, top_k, norm_topk):
+    config = config_lib.tiny(
+      num_experts=experts, top_k=top_k, norm_topk=norm_topk, model_dim=48
+    )
+    p = params.init(config, jax.random.key(0))['layers'][0]
+    x = jax.random.normal(jax.random.key(1), (7, 48))
+    got, wanted = kernel_router.route(config, p, x), block.route(config, p, x)
+    np.testing.assert_array_equal(got.ids, wanted.ids)
+    np.testing.assert_allclose(got.weights, wanted.weights, rtol=2e-5)
+    self.assertTrue(np.asarray(got.sound).all())
+
+  def test_ties_and_what_is_not_finite(self):
+    config = config_lib.tiny(num_experts=12, top_k=3)
+    p = params.init(config, jax.random.key(0))['layers'][0]
+    p = p | {'router': jnp.ones_like(p['router'])}
+    x = jnp.stack([jnp.ones(32), jnp.full(32, jnp.nan), jnp.zeros(32)])
+    got = kernel_router.route(config, p, x)
+    np.testing.assert_array_equal(got.ids, [[0, 1, 2]] * 3)
+    np.testing.assert_array_equal(got.sound, [True, False, True])
+
+
+if __name__ == '__main__':
+  absltest.main()
