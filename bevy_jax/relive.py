@@ -23,7 +23,10 @@ class Relived:
 
   Attributes:
     chunk: see `Executor`; that of the recorded run.
+    hops: likewise.
   """
+
+  hops = 1
 
   def __init__(self, log: Sequence[events.Event], experts: int, chunk: int):
     self.chunk = chunk
@@ -119,17 +122,16 @@ class Relived:
         choices[e.request] = e.experts
       elif isinstance(e, events.Finished) and e.reason == 'error':
         broken.add(e.request)
-    group = begun.requests if begun.finish else ()
-    return protocols.Ended(
-      event.time,
-      event.launch,
+    group = begun.requests
+    hop = protocols.Hop(
       [tokens.get(number, -1) for number in group],
       [number not in broken for number in group],
       self._prompt_choices(told)
       if begun.kind == 'prefill'
       else [choices.get(number, ()) for number in group],
-      began=event.began,
     )
+    hops = [hop] if begun.finish else []
+    return protocols.Ended(event.time, event.launch, hops, event.began)
 
   def _told(self) -> list[events.Event]:
     """What the engine wrote down of the answer, right behind the end."""
