@@ -253,54 +253,57 @@ class Engine:
 
   def _ended(self, ended: protocols.Ended) -> None:
     flight = self._flights.end(ended)
+    crossed, read = [1], 0
     if flight.kind == 'prefill':
       self._ended_prefill(flight, ended)
     elif flight.finish:
-      self._moved_on(flight, ended)
+      crossed, read = self._moved_on(flight, ended)
     else:
       for p in flight.group:
         p.need &= ~flight.experts
         self._await(p)
     if flight.kind == 'decode':
-      missing = self._missing((flight.layer + 1) % self._layers)
+      reached = {(flight.layer + hops) % self._layers for hops in crossed}
+      missing = sum(map(self.view.missing, reached))
       self.view.pace.launch_ended(
-        ended.time, ended.launch, missing, ended.began
+        ended.time, ended.launch, missing, ended.began, max(crossed), read
       )
     self._set_floor()
 
-  def _missing(self, layer: int) -> int:
-    """How many experts are awaited at a layer and not yet on the link."""
-    union = 0
-    for p in self.view.waiting:
-      if p.layer == layer:
-        union |= p.need
-    away = ~(self.table.resident[layer] | self.table.loading[layer])
-    return (union & away).bit_count()
-
   def _moved_on(
     self, flight: flights_lib.Flight, ended: protocols.Ended
-  ) -> None:
+  ) -> tuple[list[int], int]:
     """The rows of a launch have come one or more layers further.
 
     Hop by hop, as if each had been a launch of its own. Who ends by a token
     on the way has no part in the hops behind it, whatever the device did.
+    Returns how many layers each crossed, and how many experts it took behind
+    the first one.
     """
-    layer = flight.layer
-    for hop in ended.hops:
-      layer = (layer + 1) % self._layers
-      places = hop.places or range(len(flight.group))
+    group, layer = flight.group, flight.layer
+    crossed, read = [0] * len(group), list[int]()
+    for number, hop in enumerate(ended.hops):
+      places = hop.places or range(len(group))
       came = [
-        (flight.group[place], i)
+        (group[place], i)
         for i, place in enumerate(places)
-        if self._rows[flight.group[place].row] is flight.group[place]
+        if self._rows[group[place].row] is group[place]
       ]
-      if flight.kind == 'decode':
-        for p, _ in came:
-          p.position += 1
+      if number:
+        read += self._flights.read(layer, [p.need for p, _ in came])
+      layer = (layer + 1) % self._layers
+      for p, i in came:
+        crossed[places[i]] += 1
+        p.position += flight.kind == 'decode'
       self._came(came, layer, hop, ended.time, flight.kind == 'decode')
-    for p in flight.group:
+    for p in group:
       if self._rows[p.row] is p:
         self._await(p)
+    if flight.hops > 1:
+      self.log.append(
+        events.Crossed(ended.time, ended.launch, tuple(crossed), tuple(read))
+      )
+    return crossed, len(read)
 
   def _came(
     self,

@@ -18,6 +18,7 @@ class Flight(NamedTuple):
     group: whom it carries.
     experts: bitmap of those that it applies.
     finish: see `Batch`.
+    hops: layers that it may cross.
     held: (layer, bitmap) of all that it may read.
   """
 
@@ -26,6 +27,7 @@ class Flight(NamedTuple):
   group: list[request_lib.Progress]
   experts: int
   finish: bool
+  hops: int
   held: list[tuple[int, int]]
 
 
@@ -89,8 +91,9 @@ class Flights:
       held.append((layer, experts))
     for i, bitmap in held:
       table.hold(i, bitmap)
+    hops = 1 + len(later)
     self._flying[number] = Flight(
-      batch.kind, layer, list(group), experts, batch.finish, held
+      batch.kind, layer, list(group), experts, batch.finish, hops, held
     )
     self._view.in_flight += 1
     if batch.kind == 'decode':
@@ -106,7 +109,7 @@ class Flights:
         tuple([p.request.number for p in group]),
         tuple([base + e for e in slot_table.bits(experts)]),
         batch.finish,
-        1 + len(later),
+        hops,
         tuple(self.host),
       )
     )
@@ -122,3 +125,12 @@ class Flights:
     for layer, experts in flight.held:
       self._table.release(layer, experts)
     return flight
+
+  def read(self, layer: int, needs: Sequence[int]) -> list[int]:
+    """Notes what a launch has read behind its first layer; gives the keys."""
+    experts = 0
+    for need in needs:
+      experts |= need
+    self._table.read(layer, experts)
+    base = layer * self._table.experts
+    return [base + e for e in slot_table.bits(experts)]

@@ -1,6 +1,10 @@
 """How many layers a launch crosses: few numbers, so that few are compiled."""
 
+import dataclasses
 import functools
+from typing import Any
+
+from bevy_jax import protocols
 
 _ANYWHERE = 4  # Longer launches end at the head, if they come to it.
 
@@ -18,6 +22,18 @@ def check(asked: int | str) -> None:
 def most(asked: int | str, layers: int) -> int:
   """Layers that a launch may cross, of those of a model."""
   return layers if asked == 'pass' else min(int(asked), layers)
+
+
+def give(
+  scheduler: protocols.Scheduler, asked: int | str, layers: int
+) -> protocols.Scheduler:
+  """The scheduler, to cross so many layers a launch where it ever does."""
+  if asked == 1 or not hasattr(scheduler, 'hops'):
+    return scheduler
+  record: Any = scheduler
+  made: protocols.Scheduler
+  made = dataclasses.replace(record, hops=most(asked, layers))
+  return made
 
 
 def sizes(most: int) -> tuple[int, ...]:

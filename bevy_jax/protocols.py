@@ -91,6 +91,15 @@ class View:
     """Experts of a layer that can be resident at once, thus in a wave."""
     return self.quota[layer] if self.quota else self.slots
 
+  def missing(self, layer: int) -> int:
+    """How many experts are awaited at a layer and not yet on the link."""
+    union = 0
+    for p in self.waiting:
+      if p.layer == layer:
+        union |= p.need
+    away = ~(self.resident[layer] | self.loading[layer])
+    return (union & away).bit_count()
+
 
 class Scheduler(Protocol):
   """Decides on plain values: no device, no clock, no hidden randomness."""

@@ -279,23 +279,54 @@ class VirtualExecutor:
     return took, [self._answer(rows, [-1] * len(rows))]
 
   def _decode(self, batch: protocols.Batch) -> tuple[int, _Answer]:
-    last = batch.finish and batch.layer + 1 == self._layers
-    took = self._costs.decode(
-      len(batch.rows), batch.experts.bit_count(), on=batch.finish, last=last
-    )
+    assert batch.tables is not None, 'no expert can be read'
+    rows, count, layer = batch.rows, len(batch.rows), batch.layer
+    last = batch.finish and layer + 1 == self._layers
+    distinct = batch.experts.bit_count()
+    took = self._costs.decode(count, distinct, on=batch.finish, last=last)
     if not batch.finish:
       return took, ()
-    tokens = []
-    for row in batch.rows:
-      who, position, layer = self._rows[row]
-      assert layer == batch.layer, f'row {row} waits at layer {layer}'
+    found = [self._hop(rows, range(count), layer)]
+    going: Sequence[int] = range(count)
+    for table in batch.tables[1:].tolist():
+      layer = (layer + 1) % self._layers
+      going, distinct = self._go_on(batch, going, table)
+      last = layer + 1 == self._layers
+      took += self._costs.hop(count, distinct, last=last)
+      if going:
+        found.append(self._hop(rows, going, layer))
+    return took, found
+
+  def _go_on(
+    self, batch: protocols.Batch, came: Sequence[int], table: list[int]
+  ) -> tuple[list[int], int]:
+    """Who goes on from where they came to, and the experts they read."""
+    going, read = [], set[int]()
+    for place in came:
+      choices = self._source.choices(*self._rows[batch.rows[place]])
+      if min([table[e] for e in choices]) >= 0:
+        going.append(place)
+        read.update(choices)
+    if batch.together and len(going) < len(batch.rows):
+      return [], 0
+    return going, len(read)
+
+  def _hop(
+    self, rows: Sequence[int], places: Sequence[int], layer: int
+  ) -> protocols.Hop:
+    """Some rows of a launch go through a layer."""
+    last, tokens = layer + 1 == self._layers, []
+    some = [rows[place] for place in places]
+    for row in some:
+      who, position, at = self._rows[row]
+      assert at == layer, f'row {row} waits at layer {at}'
       tokens.append(self._source.token(who, position) if last else -1)
       self._rows[row] = (
         _Token(who, position + 1, 0)
         if last
         else _Token(who, position, layer + 1)
       )
-    return took, [self._answer(batch.rows, tokens)]
+    return self._answer(some, tokens, places)
 
   def _prefill(self, batch: protocols.Batch) -> tuple[int, _Answer]:
     if batch.chunk is not None:

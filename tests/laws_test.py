@@ -67,25 +67,42 @@ from bevy_jax.offload import prefetch, slot_table
 # These two under every eviction, the others under two: time is short.
 _FIRST = ('lockstep', 'runahead')
 _FEW = ('lru', 'reuse')
-_PLAIN = {
-  f'{name}_{eviction}': (scheduler, policy)
-  for (name, scheduler), (eviction, policy) in itertools.product(
-    config_lib.SCHEDULERS.items(),
-    # What is popular depends on the world: `_run` makes it.
-    [*config_lib.EVICTIONS.items(), ('static', None)],
-  )
-  if name in _FIRST or eviction in _FEW
-} | {
-  f'{name}_{eviction}': (scheduler, config_lib.EVICTIONS[eviction])
-  for (name, scheduler), eviction in itertools.product(
-    [
-      ('runahead_near', runahead.Runahead(max_lag=1)),
-      ('runahead_deep', runahead.Runahead(depth=5)),
-      ('largest_near', baselines.Largest(max_lag=2)),
-    ],
-    ['lfu_decayed', 'reuse'],
-  )
-}
+_PLAIN = (
+  {
+    f'{name}_{eviction}': (scheduler, policy)
+    for (name, scheduler), (eviction, policy) in itertools.product(
+      config_lib.SCHEDULERS.items(),
+      # What is popular depends on the world: `_run` makes it.
+      [*config_lib.EVICTIONS.items(), ('static', None)],
+    )
+    if name in _FIRST or eviction in _FEW
+  }
+  | {
+    f'{name}_{eviction}': (scheduler, config_lib.EVICTIONS[eviction])
+    for (name, scheduler), eviction in itertools.product(
+      [
+        ('runahead_near', runahead.Runahead(max_lag=1)),
+        ('runahead_deep', runahead.Runahead(depth=5)),
+        ('largest_near', baselines.Largest(max_lag=2)),
+      ],
+      ['lfu_decayed', 'reuse'],
+    )
+  }
+  | {
+    f'{name}_hops{hops}_{eviction}': (
+      dataclasses.replace(scheduler, hops=hops),
+      config_lib.EVICTIONS[eviction],
+    )
+    for (name, scheduler), (hops, eviction) in itertools.product(
+      [
+        ('lockstep', baselines.Lockstep()),
+        ('runahead', runahead.Runahead()),
+        ('runahead_free', runahead.Runahead(max_lag=None, near=None, depth=3)),
+      ],
+      [(2, 'lru'), (4, 'reuse'), (8, 'lfu_decayed')],
+    )
+  }
+)
 # Scheduler, eviction, prefetcher: each of them at least once, each prefetcher
 # guarded and not, near and far, under both schedulers.
 _PREFETCHED = {
