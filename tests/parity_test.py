@@ -355,7 +355,7 @@ class HopsTest(parameterized.TestCase):
     ('plain', 'lockstep', '50%', 8, 'pass'),
     ('plain', 'runahead', '50%', 8, 'pass'),
     ('plain', 'runahead', '100%', 8, 'pass'),
-    ('plain', 'runahead', 'top_k', 3, 2),
+    ('plain', 'runahead', 'top_k', 8, 'pass'),
     ('mixed', 'lockstep', '100%', 2, 'pass'),
     ('mixed', 'runahead', '50%', 2, 'pass'),
     ('trailing', 'runahead', '100%', 2, 'pass'),
