@@ -266,7 +266,7 @@ class Engine:
       reached = {(flight.layer + hops) % self._layers for hops in crossed}
       missing = sum(map(self.view.missing, reached))
       self.view.pace.launch_ended(
-        ended.time, ended.launch, missing, ended.began, max(crossed), read
+        ended.time, ended.launch, missing, ended.began, flight.hops, read
       )
     self._set_floor()
 

@@ -97,8 +97,8 @@ class Pace:
     """A decode launch is over and its answer asks for so many loads.
 
     `began` is when the device turned to it, -1 where nobody can tell. It
-    crossed `hops` layers and read so many experts behind the first of them:
-    it counts as so many launches' mean.
+    might cross `hops` layers and read so many experts behind the first of
+    them: it counts as the mean of so many launches.
     """
     begun, first = self._begun.pop(number)
     took = float(time - max(self._ended, begun, began))

@@ -13,6 +13,7 @@ from bevy_jax import (
   engine,
   events,
   figures,
+  hops,
   loading,
   protocols,
   segments,
@@ -119,7 +120,9 @@ class Probe:
     run = engine.Engine(
       model,
       watched,
-      config_lib.SCHEDULERS[config.scheduler],
+      hops.give(
+        config_lib.SCHEDULERS[config.scheduler], config.hops, self._layers
+      ),
       config_lib.make_eviction(
         config.eviction, config.trace, self._layers, model.num_experts
       ),
