@@ -68,6 +68,8 @@ class EngineConfig:
     strict: one row bucket, and float32 where dtype is 'auto': bitwise equal
       under every scheduler. Without it a group of another size may be
       multiplied in another order.
+    kernels: 'auto' decodes bfloat16 on a GPU through the GPU kernels where
+      they can serve the model, and else through the plain form; 'on' or 'off'.
     warmup: decode tokens a request before the measured window opens.
   """
 
@@ -88,6 +90,7 @@ class EngineConfig:
   chunk: int = 32
   dtype: str = 'auto'
   strict: bool = False
+  kernels: str = 'auto'
   warmup: int = 8
 
   def __post_init__(self) -> None:
@@ -97,6 +100,7 @@ class EngineConfig:
     check_prefetch(self.prefetch, self.trace)
     choose('host eviction', self.host_eviction, HOST_EVICTIONS)
     choose('dtype', self.dtype, ('auto', 'float32', 'bfloat16'))
+    choose('kernels', self.kernels, ('auto', 'on', 'off'))
     parse_link(self.link)
     hops.check(self.hops)
     for name, least in (

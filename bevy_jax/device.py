@@ -21,7 +21,7 @@ from bevy_jax import (
 )
 from bevy_jax import programs as programs_lib
 from bevy_jax.layers import config as model_config
-from bevy_jax.layers import experts, kv_cache, quant
+from bevy_jax.layers import experts, kernels, kv_cache, params as params_lib, quant
 from bevy_jax.offload import pinned, staging
 from bevy_jax.offload import store as store_lib
 from bevy_jax.offload import transfer as transfer_lib
@@ -69,9 +69,14 @@ class DeviceExecutor:
     kind = jnp.dtype(jnp.uint8) if form else self._dtype
     block = transfer_lib.pool_bytes(1, store.shape, kind)
     self.slots = config_lib.slots(config, model, block)
+    self.kernels = _kernels(config.kernels, model, self._dtype, form)
+    if self.kernels:
+      layers = [_merged(layer) for layer in params['layers']]
+      params = params | {'layers': layers}
     quota = config_lib.quota(config, len(model.moe_ids), self.slots)
     self._room = min(quota, default=self.slots)  # For one layer's experts.
-    self.pool_bytes = self.slots * block
+    room = kernels.slots_of(self.slots, block, form)
+    self.pool_bytes = room * block
     kv = kv_cache.nbytes(model, self.rows, context, self._dtype)
     config_lib.check_memory(config, self.pool_bytes, kv, self._device)
     # Committed arrays: what a program returns is committed too, and a program
@@ -79,7 +84,7 @@ class DeviceExecutor:
     home = jax.sharding.SingleDeviceSharding(self._device)
     self._pool, self._caches, self._state, params = jax.device_put(
       (
-        jnp.zeros((self.slots, *store.shape), kind),
+        jnp.zeros((room, *store.shape), kind),
         list(kv_cache.init(model, self.rows, context, self._dtype)),
         _empty_state(model, self.rows, self._dtype),
         params,
@@ -88,7 +93,13 @@ class DeviceExecutor:
     )
     self._prompt: prompt_steps.Prompt | None = None
     self._programs = programs_lib.Programs(
-      model, params, self.rows, config.strict, self._device, self.hops
+      model,
+      params,
+      self.rows,
+      config.strict,
+      self._device,
+      self.hops,
+      self.kernels,
     )
     self._write = jax.jit(
       transfer_lib.write_slots,
@@ -104,6 +115,8 @@ class DeviceExecutor:
     self._told = self._device.platform == 'cpu'
     self._set_link(config.link)
     self._running: deque[_Running] = deque()
+    # Whether each row draws its tokens; the last one is padding.
+    self._draws = [False] * (self.rows + 1)
     self._controls = control.Controls(model, self.chunk, _RING, self._device)
     self._warm_up()
     self._warm_gates = {0}
@@ -185,8 +198,7 @@ class DeviceExecutor:
       for batch in padding.decode(
         self._programs, self._model, self.rows, self._room
       ):
-        self.launch(-1, batch)
-        self._idle()
+        self._run_padding(batch)
 
   def close(self) -> None:
     """See `Executor`."""
@@ -229,6 +241,7 @@ class DeviceExecutor:
     table[:, 0] = self.rows
     for line, entry in zip(table, entries, strict=False):
       line[:] = [entry.row, *control.registers(entry)]
+      self._draws[entry.row] = entry.sampling.temperature > 0
     stage = self._programs.enter
     program = self._programs.get('enter', stage.segment)
     caches = self._caches_of(stage)
@@ -255,7 +268,8 @@ class DeviceExecutor:
         self._programs.mlp(batch.layer), self._experts(), self._state, array
       )
       return answer, ()
-    stage = self._programs.launcher(batch.layer, crossed, group)
+    drawn = any([self._draws[row] for row in batch.rows])
+    stage = self._programs.launcher(batch.layer, crossed, group, drawn)
     caches = [self._caches[i] for i in stage.order]
     self._state, caches, answer = stage.program(
       stage.weights, self._experts(), caches, self._state, array
@@ -338,13 +352,21 @@ class DeviceExecutor:
       links.make(self.link, self._store, self._pool, self._device, self.now),
     )
 
+  def _run_padding(self, batch: protocols.Batch) -> None:
+    for drawn in (False, True):
+      self._draws[self.rows] = drawn
+      self.launch(-1, batch)
+      self._idle()
+      if batch.kind != 'decode':
+        break  # An entry has said that padding draws nothing.
+    self._draws[self.rows] = False
+
   def _warm_up(self) -> None:
     """Compiles every program by running it on padding alone."""
     for batch in padding.batches(
       self._programs, self._model, self.rows, self._room
     ):
-      self.launch(-1, batch)
-      self._idle()
+      self._run_padding(batch)
     # Direct copies write no slots; who leaves them for device_put compiles.
     if self.link.transfer == 'cuda':
       return
@@ -376,3 +398,27 @@ def _empty_state(
     partial=jnp.zeros((rows, k, d), jnp.float32),
     registers=jnp.zeros((rows, steps.REGISTERS), jnp.int32),
   )
+
+
+def _kernels(
+  asked: str,
+  model: model_config.ModelConfig,
+  dtype: jnp.dtype,
+  form: quant.Format | None,
+) -> bool:
+  """Whether decode launches go through the GPU kernels.
+
+  Raises:
+    ValueError: they are asked for and cannot serve the model.
+  """
+  why = kernels.unfit(model, dtype, form)
+  if asked == 'on' and why:
+    raise ValueError(
+      f'kernels is on, but {why}. Leave it at auto, which takes the plain form '
+      'of such a model.'
+    )
+  on_gpu = jax.default_backend() == 'gpu' and dtype == jnp.bfloat16
+  return asked == 'on' or (asked == 'auto' and on_gpu and not why)
+
+
+_merged = jax.jit(params_lib.merged)

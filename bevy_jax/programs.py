@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bevy_jax import hops as hops_lib
-from bevy_jax import prompt_steps, segments, steps
+from bevy_jax import fused, prompt_steps, segments, steps
 from bevy_jax.layers import config as model_config
 
 _DONATED = {
@@ -73,8 +73,23 @@ class Programs:
     strict: bool,
     device: jax.Device,
     most: int = 1,
+    kernels: bool = False,
   ):
+    """Nothing is compiled before it runs.
+
+    Args:
+      model: whose.
+      params: its shared weights, laid out for `kernels` where they are on.
+      rows: R.
+      strict: one bucket.
+      device: where.
+      most: see above.
+      kernels: whether decode launches go through the GPU kernels. On a GPU a
+        branch makes the host wait, so that there are two programs of each
+        launch that passes the head: for rows that draw, and for the others.
+    """
     self._model, self._params, self.most = model, params, most
+    self._kernels, self._apart = kernels, kernels
     self._home = jax.sharding.SingleDeviceSharding(device)
     self._host = jax.sharding.SingleDeviceSharding(
       device, memory_kind='pinned_host'
@@ -99,19 +114,32 @@ class Programs:
       self._stage(i, found, depth)
       for i, found in enumerate(segments.segments(model))
     ]
-    self._launchers: dict[tuple[int, int, int], Launcher] = {}
+    self._launchers: dict[tuple[int, int, int, bool], Launcher] = {}
 
-  def launcher(self, layer: int, hops: int, group: int) -> Launcher:
-    """What crosses so many layers from this one on, with a group's rows."""
-    found = self._launchers.get((layer, hops, group))
+  def launcher(
+    self, layer: int, hops: int, group: int, drawn: bool = True
+  ) -> Launcher:
+    """What crosses so many layers from this one on, with a group's rows.
+
+    `drawn` says whether any of them draws its tokens.
+    """
+    key = layer, hops, group, drawn
+    found = self._launchers.get(key)
     if found is None:
-      found = self._launcher(layer, hops, group)
-      self._launchers[layer, hops, group] = found
+      found = self._launchers[key] = self._launcher(*key)
     return found
 
-  def _launcher(self, layer: int, hops: int, group: int) -> Launcher:
+  def _launcher(
+    self, layer: int, hops: int, group: int, drawn: bool
+  ) -> Launcher:
     stages = [self.decode[i] for i in self._crossed(layer, hops)]
-    shapes = tuple(stage.segment for stage in stages)
+    shapes = tuple(
+      dataclasses.replace(
+        stage.segment,
+        drawn=drawn or not self._apart or stage.segment.head is None,
+      )
+      for stage in stages
+    )
     return Launcher(
       self.get('decode', shapes, group),
       tuple(stage.weights for stage in stages),
@@ -195,7 +223,9 @@ class Programs:
     return Stage(segment, order, weights)
 
   def _jit(self, kind: str, static: tuple[Any, ...]) -> Any:
-    module = prompt_steps if kind.startswith('prefill') else steps
+    module: Any = prompt_steps if kind.startswith('prefill') else steps
+    if self._kernels and kind in ('decode', 'wave'):
+      module = fused
     function = getattr(module, kind)
 
     @functools.wraps(function)

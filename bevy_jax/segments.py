@@ -20,12 +20,14 @@ class Segment:
     windows: sliding window of each layer.
     head: how many of the layers come before the head; None without it.
     gates: how many MoE layers behind the last one are guessed.
+    drawn: whether anybody may draw a token; False takes the likeliest.
   """
 
   moe: tuple[bool, ...]
   windows: tuple[int, ...]
   head: int | None
   gates: int = 0
+  drawn: bool = True
 
 
 class Weights(NamedTuple):

@@ -88,10 +88,10 @@ def decode(
       config, segment, weights[hop], tuple(kept[layers]), rows, came
     )
     replies.append(jnp.where(going[:, None], reply, -1))
-    mine = jax.tree.map(functools.partial(_where, going), came, mine)
+    mine = jax.tree.map(functools.partial(where, going), came, mine)
     going &= sound
   answer = jnp.concatenate(replies, axis=1)
-  return _put(state, asked.rows, mine), tuple(kept), answer
+  return put(state, asked.rows, mine), tuple(kept), answer
 
 
 def wave(
@@ -135,7 +135,7 @@ def enter(
   mine, caches, reply, _ = _advance(
     config, segment, weights, caches, rows, mine
   )
-  return _put(state, rows, mine), caches, reply
+  return put(state, rows, mine), caches, reply
 
 
 def _apply(
@@ -179,7 +179,9 @@ def _advance(
   new_caches, token, sound, routing = [], None, None, None
   for i, moe in enumerate(segment.moe):
     if segment.head == i:
-      x, registers, token, sound = _next_token(config, weights, x, registers)
+      x, registers, token, sound = next_token(
+        config, weights, x, registers, drawn=segment.drawn
+      )
     positions = registers[:, POSITION, None]
     window, p = segment.windows[i], weights.layers[i]
     out, cache = block.attend(
@@ -204,7 +206,7 @@ def _advance(
   return mine, tuple(new_caches), reply, sound
 
 
-def _put(state: State, rows: jax.Array, mine: State) -> State:
+def put(state: State, rows: jax.Array, mine: State) -> State:
   """Writes rows back; what waves have kept is used up by then."""
 
   def put(all_rows: jax.Array, some: jax.Array) -> jax.Array:
@@ -219,7 +221,7 @@ def _put(state: State, rows: jax.Array, mine: State) -> State:
   )
 
 
-def _where(going: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+def where(going: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
   """Row by row."""
   shape = (-1,) + (1,) * (new.ndim - 1)
   return jnp.where(going.reshape(shape), new, old)
@@ -238,19 +240,27 @@ def guesses(
     return [block.route(config, p, x).ids for p in weights.gates]
 
 
-def _next_token(
+def next_token(
   config: config_lib.ModelConfig,
   weights: segments.Weights,
   x: jax.Array,
   registers: jax.Array,
+  *,
+  drawn: bool = True,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-  """Head, sampling and the embedding of the token drawn."""
+  """Head, sampling and the embedding of the token drawn.
+
+  Where it is known that nobody draws, the likeliest token is all.
+  """
   with jax.named_scope('head'):
     logits = embed.logits(config, weights.top, x)
     sound = jnp.all(jnp.isfinite(logits), axis=-1)
-    token = sampling.sample(
-      logits, _sampling(registers), registers[:, POSITION]
-    )
+    if drawn:
+      token = sampling.sample(
+        logits, _sampling(registers), registers[:, POSITION]
+      )
+    else:
+      token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
   registers = registers.at[:, TOKEN].set(token)
   registers = registers.at[:, POSITION].add(1)
   return (

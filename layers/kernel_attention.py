@@ -94,8 +94,10 @@ def attend(
       if c.qk_norm is not None:
         if c.qk_norm == 'head':
           squares = sum(jnp.sum(x * x, axis=1) for x in both) / dh
-          places = [norm.at[part, some] for part in _HALVES]
-          masks = [narrow] * 2
+          scales = [
+            kernels.load(norm.at[part, some], narrow)[None, :]
+            for part in _HALVES
+          ]
         else:
           every = jnp.arange(kernels.padded(of), dtype=jnp.int32) < of
           whole = halves(
@@ -104,14 +106,13 @@ def attend(
           squares = sum(jnp.sum(x * x) for x in whole) / (of * dh)
           squares = jnp.broadcast_to(squares, (count,))
           there = pl.ds(first - start, count)
-          places = [norm.at[there, part, some] for part in _HALVES]
-          masks = [keep] * 2
+          scales = [
+            kernels.load(norm.at[there, part, some], keep) for part in _HALVES
+          ]
         factor = jax.lax.rsqrt(squares + c.norm_eps)[:, None]
         both = [
-          (
-            (x * factor).astype(dtype) * kernels.load(w, m).astype(dtype)
-          ).astype(jnp.float32)
-          for x, w, m in zip(both, places, masks, strict=True)
+          ((x * factor).astype(dtype) * scale.astype(dtype)).astype(jnp.float32)
+          for x, scale in zip(both, scales, strict=True)
         ]
       a, b = both
       turned = a * cosine - b * sine, b * cosine + a * sine

@@ -47,6 +47,7 @@ _MODELS = {
     qkv_bias=True,
     tied=False,
   ),
+  'small': model_config.tiny(num_layers=2, num_experts=4),
   'trailing': model_config.tiny(
     num_layers=3, moe_layers=(True, True, False), dense_dim=24, tied=False
   ),
@@ -78,12 +79,16 @@ def _model(name: str) -> _Model:
 
 @functools.cache
 def _executor(
-  name: str, rows: int, strict: bool = False, hops: int | str = 1
+  name: str,
+  rows: int,
+  strict: bool = False,
+  hops: int | str = 1,
+  kernels: str = 'auto',
 ) -> device.DeviceExecutor:
   """One for all caches: the engine may use fewer slots than the pool has."""
   model = _model(name)
   config = config_lib.EngineConfig(
-    cache=1.0, requests=rows, strict=strict, hops=hops
+    cache=1.0, requests=rows, strict=strict, hops=hops, kernels=kernels
   )
   return device.DeviceExecutor(
     model.config, model.params, model.store, config, _CONTEXT
@@ -165,8 +170,9 @@ def _begin(
   rows: int,
   strict: bool = False,
   hops: int | str = 1,
+  kernels: str = 'auto',
 ) -> _Run:
-  executor = _executor(name, rows, strict, hops)
+  executor = _executor(name, rows, strict, hops, kernels)
   found = engine.Engine(
     _model(name).config,
     executor,
@@ -250,13 +256,14 @@ def _check(
   cache: str,
   rows: int,
   hops: int | str = 1,
+  kernels: str = 'auto',
 ) -> list[events.Event]:
   requests = _requests()
   # One row bucket compiles a third of the programs: several of them, and
   # padding rows, are what three rows of the plain model are for.
-  strict = name != 'plain' or rows == 8
+  strict = name != 'plain' or rows == 8 or kernels == 'on'
   slots = _slots(_model(name).config, cache)
-  run = _begin(name, policy, slots, rows, strict, hops)
+  run = _begin(name, policy, slots, rows, strict, hops, kernels)
   for request in requests:
     run.engine.submit(request)
   for step in _steps(run):
@@ -320,6 +327,19 @@ class ParityTest(parameterized.TestCase):
         self.assertEqual(
           got[request.number], _expected('plain', request), policy
         )
+
+
+@pytest.mark.slow
+class KernelsTest(parameterized.TestCase):
+  """The GPU kernels, interpreted on a CPU: slow to compile, so few programs."""
+
+  @parameterized.parameters('top_k', '50%')
+  def test_two_rows(self, cache: str):
+    hops = 2 if jax.default_backend() == 'gpu' else 1
+    log = _check(
+      self, 'small', ('runahead', 'lfu_decayed'), cache, 2, hops, 'on'
+    )
+    self.assertTrue(any(isinstance(e, events.LaunchBegun) for e in log))
 
 
 # A mark on a parameterized method is lost, one on its class is not.

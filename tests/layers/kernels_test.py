@@ -6,6 +6,7 @@ mask of padding rows, no shift of 4-bit values, the new key left out, the
 window one too wide, ties to the highest id.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -29,8 +30,12 @@ from bevy_jax.layers import (
 from bevy_jax.layers import config as config_lib
 
 _EPS = 1e-6
+# Interpreted kernels are long programs that run once.
+_QUICK = {'xla_backend_optimization_level': 0}
 _SLOTS = 10
-_GPU = jax.default_backend() == 'gpu'
+_jit = jax.jit
+if jax.default_backend() == 'cpu':
+  _jit = functools.partial(jax.jit, compiler_options=_QUICK)
 
 
 def _error(got: Any, wanted: Any) -> float:
@@ -61,7 +66,7 @@ def _choices(n: int, t: int, e: int) -> tuple[np.ndarray, np.ndarray]:
 class ExpertsTest(parameterized.TestCase):
   @parameterized.product(
     form=[None, 'int8', 'int4', 'int4:32:zero'],
-    shape=[(5, 2, 96, 64), (1, 4, 64, 128), (17, 3, 32, 96)],
+    shape=[(5, 2, 64, 64), (17, 3, 32, 96)],
   )
   def test_against_the_plain_form(self, form, shape):
     n, t, f, d = shape
@@ -100,13 +105,11 @@ class ExpertsTest(parameterized.TestCase):
     wanted = experts.apply(
       wide, h, jnp.asarray(slots), jnp.asarray(distinct), len(distinct), empty
     )
-    run = jax.jit(
-      lambda pool, x, s, t: kernel_experts.apply(pool, x, weight, _EPS, s, t)
-    )
-    got = run(pool, x, jnp.asarray(slots), jnp.asarray(table))
+    run = _jit(kernel_experts.apply)
+    got = run(pool, h, jnp.asarray(slots), jnp.asarray(table))
     named = (slots >= 0)[:, :, None]
     got = np.where(named, got, 0)
-    self.assertLess(_error(got, np.where(named, wanted, 0)), 3e-5)
+    self.assertLess(_error(got, np.where(named, wanted, 0)), 1e-5)
 
 
 class CombineTest(absltest.TestCase):
@@ -119,12 +122,18 @@ class CombineTest(absltest.TestCase):
     y[slots < 0] = np.nan  # Poisoned: nobody wrote it.
     go = np.array([1, 1, 0])
     floats = [jnp.asarray(a, jnp.float32) for a in (x, y, weights)]
-    got = kernel_experts.combine(
+    scale = jnp.linspace(0.5, 2, d)
+    got, normed = _jit(kernel_experts.combine, static_argnums=8)(
       *floats,
       jnp.asarray(slots, jnp.int32),
       jnp.asarray(partial, jnp.float32),
       jnp.asarray(rows, jnp.int32),
       jnp.asarray(go, jnp.int32),
+      scale,
+      _EPS,
+    )
+    np.testing.assert_allclose(
+      normed, norm.rms_norm(got, scale, _EPS), rtol=1e-5
     )
     outputs = y[0], np.stack([y[1, 0], partial[0, 1]])
     for i, out in enumerate(outputs):
@@ -148,7 +157,9 @@ _MODELS = {
 
 
 class AttentionTest(parameterized.TestCase):
-  @parameterized.product(model=list(_MODELS), window=[0, 40])
+  @parameterized.parameters(
+    ('plain', 0), ('biases', 0), ('full', 0), ('odd', 40), ('head 96', 40)
+  )
   def test_against_the_plain_form(self, model, window):
     config = config_lib.tiny(**_MODELS[model])
     p = params.init(config, jax.random.key(0))['layers'][1]
@@ -206,13 +217,16 @@ class AttentionTest(parameterized.TestCase):
 def _attend(config, p, cache, window, x, rows, positions, go):
   go = jnp.asarray(go, jnp.int32)
 
-  @jax.jit
+  p = params.merged(p)
+
+  @_jit
   def run(x, cache, rows, positions):
-    made = kernel_dense.project(config, p, x)
+    h = norm.rms_norm(x, p['attn_norm'], config.norm_eps)
+    made = kernel_dense.project(config, p, h)
     mixed, new = kernel_attention.attend(
       config, p, cache, window, made, rows, positions, go
     )
-    return kernel_dense.output(config, p, mixed, x, go), new
+    return kernel_dense.output(config, p, mixed, x, go)[0], new
 
   return run(x, cache, jnp.asarray(rows), jnp.asarray(positions))
 
@@ -225,19 +239,37 @@ class RouterTest(parameterized.TestCase):
     )
     p = params.init(config, jax.random.key(0))['layers'][0]
     x = jax.random.normal(jax.random.key(1), (7, 48))
-    got, wanted = kernel_router.route(config, p, x), block.route(config, p, x)
+    got, h = _route(config, p, x)
+    wanted = block.route(config, p, x)
     np.testing.assert_array_equal(got.ids, wanted.ids)
     np.testing.assert_allclose(got.weights, wanted.weights, rtol=2e-5)
     self.assertTrue(np.asarray(got.sound).all())
+    np.testing.assert_allclose(
+      h, norm.rms_norm(x, p['mlp_norm'], config.norm_eps), rtol=1e-5
+    )
 
   def test_ties_and_what_is_not_finite(self):
     config = config_lib.tiny(num_experts=12, top_k=3)
     p = params.init(config, jax.random.key(0))['layers'][0]
     p = p | {'router': jnp.ones_like(p['router'])}
     x = jnp.stack([jnp.ones(32), jnp.full(32, jnp.nan), jnp.zeros(32)])
-    got = kernel_router.route(config, p, x)
+    got, _ = _route(config, p, x)
     np.testing.assert_array_equal(got.ids, [[0, 1, 2]] * 3)
     np.testing.assert_array_equal(got.sound, [True, False, True])
+
+
+def _route(config, p, x):
+  """Both kernels of the router, on rows to which attention adds nothing."""
+  p, n = params.merged(p), x.shape[0]
+  mixed = jnp.zeros((n, config.num_heads * config.head_dim))
+  go = jnp.ones(n, jnp.int32)
+
+  @_jit
+  def run(mixed, x, go):
+    x, logits, squares = kernel_dense.output(config, p, mixed, x, go)
+    return kernel_router.choose(config, logits, squares, x, p['mlp_norm'])
+
+  return run(mixed, x, go)
 
 
 if __name__ == '__main__':

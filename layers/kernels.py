@@ -1,0 +1,38 @@
+"""Where the GPU kernels serve a model, and where the plain form does."""
+
+import jax.numpy as jnp
+
+from bevy_jax.layers import config as config_lib
+from bevy_jax.layers import kernel_packed, quant
+
+# Pallas counts the elements of an array of bytes in 32 bits up to 2^32 bytes,
+# with a sign: what lies behind 2^31 of them would be looked for elsewhere.
+_SHORT, _LONG = 2**31, 2**32
+
+
+def unfit(
+  config: config_lib.ModelConfig,
+  dtype: jnp.dtype,
+  form: quant.Format | None,
+) -> str:
+  """Why the kernels cannot decode a model, in words; empty where they can."""
+  if not all(config.moe_layers):
+    return 'some layers have no experts'
+  if config.shared_dim:
+    return 'a shared expert stands beside the others'
+  if config.head_dim % 2 or config.num_heads % config.num_kv_heads:
+    return f'heads of {config.head_dim} cannot be halved'
+  if dtype not in (jnp.bfloat16, jnp.float32):
+    return f'they compute in bfloat16 or float32, not {dtype}'
+  if form is not None:
+    how = quant.layout(form, config.expert_shape)
+    if not kernel_packed.supports(how):
+      return f'{form.name} puts parts of two groups into one byte'
+  return ''
+
+
+def slots_of(slots: int, block: int, form: quant.Format | None) -> int:
+  """How many slots to allocate so that every one of them can be reached."""
+  if form is None or not _SHORT < slots * block <= _LONG:
+    return slots
+  return _LONG // block + 1
