@@ -172,6 +172,11 @@ class DeviceExecutor:
         self.launch(-1, batch)
         self._idle()
 
+  def fill_caches(self, seed: int) -> None:
+    """Random keys and values at all positions: a context nobody computed."""
+    self._idle()
+    self._caches = kv_cache.randomize(self._caches, seed)
+
   def close(self) -> None:
     """See `Executor`."""
     self._idle()
