@@ -187,7 +187,7 @@ class Fill:
     # Gate and up, then down: each [begin, end) keeps its own distribution.
     cut, end = 2 * f * d, 3 * f * d
     if how is None:
-      self._parts = ((0, cut), (cut, end))
+      self._parts: tuple[tuple[int, int], ...] = ((0, cut), (cut, end))
       size = end
     else:
       self._parts, size = _packed_parts(how), how.nbytes

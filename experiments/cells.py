@@ -192,12 +192,10 @@ def recording(
   if routing == 'model':
     return None
   if routing != 'trace':
-    skew: dict[str, float] = (
-      {'exponent': 0.0, 'reuse': 0.0} if routing == 'uniform' else {}
-    )
+    exponent, reuse = (0.0, 0.0) if routing == 'uniform' else (0.8, 0.4)
     return synthetic.zipf(
       layers=layers, experts=experts, top_k=top_k, requests=2 * requests,
-      tokens=256, **skew,
+      tokens=256, exponent=exponent, reuse=reuse,
     )  # fmt: skip
   trace = trace_lib.load(path or 'bundled')
   has = trace.layers, trace.num_experts, trace.experts.shape[3]
