@@ -45,6 +45,7 @@ class Options:
     link: see `EngineConfig`.
     link_depth: see there.
     strict: see there; float32 and one row bucket.
+    lru_turns: turns of the variant with 'lru', the slowest by far; 0 for all.
     threads: that fill host memory; 0 for as many as the machine has.
     seed: of weights, prompts and synthetic routing.
   """
@@ -57,6 +58,7 @@ class Options:
   link: str = 'auto'
   link_depth: int = 4
   strict: bool = False
+  lru_turns: int = 0
   threads: int = 0
   seed: int = 0
 
@@ -64,6 +66,7 @@ class Options:
     config_lib.check_eviction(self.eviction, '')
     for name, least in (
       ('new_tokens', 1), ('warmup', 0), ('context', 0), ('threads', 0),
+      ('lru_turns', 0), ('link_depth', 1),
     ):  # fmt: skip
       if getattr(self, name) < least:
         raise ValueError(

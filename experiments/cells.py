@@ -22,6 +22,8 @@ LABELS = {
 EVICTION = 'lfu_decayed'
 # The best of them in the first pair stands for prefetchers.
 PREFETCH = ('history', 'transition')
+# Where the router itself chooses, its guess of the next layers is one too.
+GATE = 'next_gate'
 UNGUARDED = 'transition:guarded=false'
 
 
@@ -153,7 +155,7 @@ def suite(text: str, pairs: int = 0, routing: str = '') -> Suite:
 
 
 def variants(
-  prefetch: bool, warm: bool, eviction: str = EVICTION
+  prefetch: bool, warm: bool, eviction: str = EVICTION, *, gate: bool = False
 ) -> list[tuple[str, str, str]]:
   """Scheduler, eviction and prefetcher of each variant; lockstep first.
 
@@ -161,13 +163,14 @@ def variants(
     prefetch: whether prefetchers run too.
     warm: whether `transition` may start from other requests' counts.
     eviction: of all but the variant that uses 'lru'.
+    gate: whether the routers' own guesses mean anything.
   """
   found = [('lockstep', eviction, 'none'), ('runahead', eviction, 'none')]
   if prefetch:
     start = ':warm=true' if warm else ''
     found += [
       ('lockstep', eviction, p + (start if p == 'transition' else ''))
-      for p in PREFETCH
+      for p in (*PREFETCH, *[GATE] * gate)
     ]
     found.append(('lockstep', 'lru', UNGUARDED + start))
   return found

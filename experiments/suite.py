@@ -113,13 +113,19 @@ class Suite:
     """All turns of a cell; its row says whether the time sufficed."""
     prefetch = self._suite.prefetch and cell.cache < 1
     variants = cells.variants(
-      prefetch, machine.counts is not None, self._options.eviction
+      prefetch,
+      machine.counts is not None,
+      self._options.eviction,
+      gate=cell.routing == 'model',
     )
     found: dict[Variant, list[cell_run.Ran]] = {v: [] for v in variants}
     for turn in range(self._suite.pairs):
       if turn and self._late():
         break
+      enough = self._options.lru_turns and turn >= self._options.lru_turns
       for variant in variants:
+        if enough and variant[1] == 'lru':
+          continue
         ran = machine.run(variant, cell.cache, bounds=turn < _BOUNDED)
         found[variant].append(ran)
       variants = _without_worse(found, variants)
@@ -246,7 +252,10 @@ def figures(runs: Sequence[cell_run.Ran]) -> dict[str, Any]:
 def ratios(
   found: Mapping[Variant, Sequence[cell_run.Ran]],
 ) -> dict[str, dict[str, Any]]:
-  """Runahead over the others, turn by turn: median and lower 95 % bound."""
+  """Runahead over the others, turn by turn: median and lower 95 % bound.
+
+  Of 'lru' there may be fewer turns than of the others.
+  """
   each = {
     v: [r.report['tokens_per_s'] for r in runs] for v, runs in found.items()
   }
@@ -262,7 +271,7 @@ def ratios(
     others['lru_unguarded'] = unguarded[0]
   out = {}
   for name, other in others.items():
-    found_ratios = [a / b for a, b in zip(ours, other, strict=True)]
+    found_ratios = [a / b for a, b in zip(ours, other, strict=False)]
     out[name] = {
       'median': statistics.median(found_ratios),
       'lower_95': pairs.lower(found_ratios),

@@ -72,6 +72,9 @@ class CellsTest(parameterized.TestCase):
       ],
     )
     self.assertLen(cells.variants(False, True), 2)
+    own = cells.variants(True, False, 'reuse', gate=True)
+    self.assertIn(('lockstep', 'reuse', 'next_gate'), own)
+    self.assertIn(('lockstep', 'reuse', 'transition'), own)
 
 
 class RecordingTest(parameterized.TestCase):

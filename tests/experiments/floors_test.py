@@ -27,7 +27,7 @@ def _log() -> list[events.Event]:
 
 class FloorsTest(absltest.TestCase):
   def test_by_hand(self):
-    """Seen to fail with experts counted once a request."""
+    """Seen to fail with experts counted twice."""
     log = _log()
     window = window_lib.Window(begin=0, end=2000, first=0, last=7)
     found = floors.find(

@@ -138,7 +138,7 @@ class FiguresTest(parameterized.TestCase):
       ('lockstep', 'lfu_decayed', 'none'): runs(10, 20, 10, 10, 10),
       ('runahead', 'lfu_decayed', 'none'): runs(20, 10, 30, 20, 20),
       ('lockstep', 'lfu_decayed', 'history'): runs(20, 20, 20, 20, 20),
-      ('lockstep', 'lru', 'transition'): runs(5, 5, 5, 5, 5),
+      ('lockstep', 'lru', 'transition'): runs(5, 5, 5),
     })  # fmt: skip
     self.assertEqual(found['lockstep']['each'], [2, 0.5, 3, 2, 2])
     self.assertEqual(found['lockstep']['lower_95'], 0.5)
