@@ -9,6 +9,8 @@ import rich.progress
 from bevy_jax.experiments import cell_run, cells, overrides, suite_table
 from bevy_jax.experiments import suite as suite_lib
 
+_WIDTH = 300
+
 
 def run(
   suite: cells.Suite,
@@ -33,7 +35,8 @@ def run(
   """
   options = overrides.apply(options, changes)
   console = rich.console.Console()
-  width = console.width if console.is_terminal else 250
+  if not console.is_terminal:  # A log breaks no lines.
+    console = rich.console.Console(width=_WIDTH)
   bar = rich.progress.Progress(
     *rich.progress.Progress.get_default_columns(),
     rich.progress.TransferSpeedColumn(),
@@ -50,7 +53,6 @@ def run(
       suite, options, report, limit_s, console.print, progress
     )
     whole = measured.run()
-  console.width = width
   names = {cell.name for cell in suite.cells}
   rows = [row for row in measured.rows if row['cell'] in names]
   if rows:

@@ -31,7 +31,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
   }
   shown = rich.table.Table()
   for name in ('cell', 'variant', *columns, 'over lockstep', 'same tokens'):
-    shown.add_column(name, justify='left' if name in _LEFT else 'right')
+    left = name in _LEFT
+    shown.add_column(name, justify='left' if left else 'right', no_wrap=left)
   for row in rows:
     first = next(iter(row['variants'].values()))['tokens_per_s']
     cell = row['cell'] + ('' if row['complete'] else ' (incomplete)')
