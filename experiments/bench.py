@@ -9,20 +9,18 @@ measured device share s in .4 to .6, the median ratio is at least
 
 With --cells: models of published shapes with random weights, see `cells`: a
 suite (core, wide, facts310, resident, tiny) or SHAPE/FORM/R/CACHE/ROUTING,...
-A report that is there already is gone on with.
+A report that is there is gone on with; its picture lies beside it.
 """
 
 import dataclasses
-import json
-import pathlib
 
 from absl import app, flags
 
 from bevy_jax import config as config_lib
-from bevy_jax.experiments import cell_job, cell_run, cells, configs, pairs, run
+from bevy_jax.experiments import cell_job, cell_run, cells, configs, pair_job
 
 CONFIG = flags.DEFINE_string('config', 'demo', 'Named config.')
-PAIRS = flags.DEFINE_integer('pairs', 0, 'How many pairs; 0: 7, or the cells.')
+PAIRS = flags.DEFINE_integer('pairs', 0, '0: 7, or what the cells say.')
 SHARE = flags.DEFINE_float('share', 0.5, 'Device share of lockstep to set.')
 NEW_TOKENS = flags.DEFINE_integer('new_tokens', 0, '0: 96, or 64 with cells.')
 CACHE = flags.DEFINE_float('cache', 0.5, 'Fraction of all experts.')
@@ -30,15 +28,14 @@ REQUESTS = flags.DEFINE_integer('requests', 8, 'Rows that decode at once.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write the figures.')
 CELLS = flags.DEFINE_string('cells', '', 'A suite, or cells by name.')
 ROUTING = flags.DEFINE_enum('routing', '', ['', *cells.ROUTINGS], 'For cells.')
-LIMIT_S = flags.DEFINE_float('limit_s', 0, 'Begin nothing later than this.')
-SET = flags.DEFINE_multi_string('set', [], 'Field=value of `cell_run.Options`.')
 TRACE = flags.DEFINE_string('trace', '', 'What is replayed; empty: bundled.')
 LINK = flags.DEFINE_string('link', 'auto', 'As in EngineConfig, for cells.')
-PLOT = flags.DEFINE_string('plot', '', 'Where to draw the cells, a PNG.')
+LIMIT_S = flags.DEFINE_float('limit_s', 0, 'Begin nothing later than this.')
+SET = flags.DEFINE_multi_string('set', [], 'Field=value of `cell_run.Options`.')
 
 
 def build_config() -> configs.Decode:
-  """The experiment that the flags ask for."""
+  """The demo experiment that the flags ask for."""
   config_lib.choose('config', CONFIG.value, configs.CONFIGS)
   base = configs.CONFIGS[CONFIG.value]()
   return dataclasses.replace(
@@ -52,32 +49,18 @@ def build_config() -> configs.Decode:
   )
 
 
-def demo() -> None:
-  """Measures the demo; the figures are medians over the pairs."""
-  bench = run.Bench(build_config(), lambda what: print(what, '...'))
-  measured = pairs.measure(bench, PAIRS.value or 7, print)
-  outcome = pairs.judge(measured)
-  for name, value in outcome.items():
-    print(f'{name:>22}: {value}')
-  if REPORT.value:
-    text = json.dumps({'command': run.command()} | outcome, indent=1)
-    pathlib.Path(REPORT.value).write_text(text, encoding='utf-8')
-
-
 def main(argv: list[str]) -> None:
-  """Measures and prints."""
+  """Measures and prints; the figures are medians over the pairs."""
   if len(argv) > 1:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   try:
     if not CELLS.value:
-      return demo()
+      return pair_job.job(build_config(), PAIRS.value or 7, REPORT.value)
     suite = cells.suite(CELLS.value, PAIRS.value, ROUTING.value)
     options = cell_run.Options(
       new_tokens=NEW_TOKENS.value or 64, trace=TRACE.value, link=LINK.value
     )
-    cell_job.run(
-      suite, options, SET.value, REPORT.value, PLOT.value, LIMIT_S.value
-    )
+    cell_job.run(suite, options, SET.value, REPORT.value, LIMIT_S.value)
   except ValueError as error:
     raise SystemExit(f'bench: {error}') from error
   except KeyboardInterrupt:

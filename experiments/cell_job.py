@@ -17,7 +17,6 @@ def run(
   options: cell_run.Options,
   changes: Sequence[str] = (),
   report: str = '',
-  plot: str = '',
   limit_s: float = 0.0,
 ) -> None:
   """Measures a suite and shows it; goes on with a report that is there.
@@ -26,8 +25,8 @@ def run(
     suite: which cells, how often.
     options: how they are run.
     changes: `field=value` of the options.
-    report: JSON file that every finished cell is added to; empty for none.
-    plot: where to draw the roofline; empty for nowhere.
+    report: JSON file that every finished cell is added to, with a picture of
+      all cells beside it; empty for none.
     limit_s: seconds after which nothing new begins; 0 for no limit.
 
   Raises:
@@ -61,5 +60,6 @@ def run(
     console.print(line, highlight=False)
   if not whole:
     console.print('time ran out: the same command goes on where this ended')
-  if plot and rows and suite_table.roofline(rows, pathlib.Path(plot)) is None:
+  picture = pathlib.Path(report).with_suffix('.png') if report else None
+  if picture and rows and not suite_table.roofline(rows, picture):
     console.print('no picture: matplotlib is not installed (extra plot)')
