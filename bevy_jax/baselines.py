@@ -15,9 +15,15 @@ class Lockstep:
   than what the layer may hold goes in waves of ascending ids. Requests that
   joined while the others were in the middle of a pass catch up with them
   first.
+
+  Attributes:
+    depth: launches in flight at once.
+    hops: layers that a launch may cross while nobody misses anything; none
+      goes past the head, so the order of everything stays the same.
   """
 
   depth: int = 1
+  hops: int = 1
 
   def wants(self, view: protocols.View) -> list[protocols.Want]:
     """See `Scheduler`: the current wave of the batch's one layer."""
@@ -36,7 +42,10 @@ class Lockstep:
     experts = wave(union, view.room(layer))
     if experts & ~view.resident[layer]:
       return None
-    return protocols.Launch(layer, batch, experts, finish=experts == union)
+    hops = min(self.hops, len(view.resident) - layer)
+    return protocols.Launch(
+      layer, batch, experts, experts == union, hops, together=True
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,10 @@ class Step(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """Seconds of a launch: base + expert * distinct experts + row * rows."""
+  """Seconds of a launch: base + expert * distinct experts + row * rows.
+
+  Where launches may cross several layers, of one layer of them.
+  """
 
   base: float
   expert: float
@@ -289,10 +292,16 @@ def fit(ran: Iterable[busy.Ran]) -> Cost:
   """Least squares, no cost below 0, over the decode launches that finish.
 
   Of explanations that fit equally well the one with fewest terms is taken:
-  where all launches have the same rows, rows cost nothing of their own.
+  where all launches have the same rows, rows cost nothing of their own. Of a
+  launch that may cross several layers it takes the mean layer.
   """
   samples = [
-    (1.0, len(r.event.experts), len(r.event.requests), (r.end - r.begin) * 1e-9)
+    (
+      1.0,
+      (len(r.event.experts) + r.more) / r.event.hops,
+      len(r.event.requests),
+      (r.end - r.begin) * 1e-9 / r.event.hops,
+    )
     for r in ran
     if r.event.kind == 'decode' and r.event.finish
   ]

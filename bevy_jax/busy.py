@@ -36,12 +36,14 @@ class Ran(NamedTuple):
       when it was begun and the launch before it had ended.
     end: ns, when it was seen to end.
     told: whether the executor told when it began.
+    more: experts that it read behind its first layer.
   """
 
   event: events.LaunchBegun
   begin: int
   end: int
   told: bool = False
+  more: int = 0
 
 
 def loads(log: Iterable[events.Event]) -> list[Load]:
@@ -70,6 +72,7 @@ def reads(log: Iterable[events.Event]) -> list[Span]:
 def launches(log: Iterable[events.Event]) -> list[Ran]:
   """All launches that ended, in that order; the device runs one at a time."""
   begun: dict[int, events.LaunchBegun] = {}
+  more: dict[int, int] = {}
   found: list[Ran] = []
   for event in log:
     if isinstance(event, events.LaunchBegun):
@@ -80,7 +83,11 @@ def launches(log: Iterable[events.Event]) -> list[Ran]:
       begin = max(launch.time, before, event.began)
       end = max(begin, event.time)
       found.append(Ran(launch, begin, end, event.began >= 0))
-  return found
+    elif isinstance(event, events.Crossed):
+      more[event.launch] = len(event.experts)
+  if not more:
+    return found
+  return [ran._replace(more=more.get(ran.event.launch, 0)) for ran in found]
 
 
 def covered(spans: Iterable[Span], begin: int, end: int) -> int:

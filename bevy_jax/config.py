@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from bevy_jax import baselines, protocols, runahead
+from bevy_jax import baselines, hops, protocols, runahead
 from bevy_jax import trace as trace_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.offload import (
@@ -55,6 +55,8 @@ class EngineConfig:
       'transition:depth=2:confidence=0.3'; see `parse_prefetch`.
     trace: a routing trace whose most used experts `static` keeps, and that
       `transition` and `popularity` start from with `warm=true`.
+    hops: layers that a launch may cross where the experts are there: a
+      number, or 'pass' for all of them.
     link: 'auto' is 'cuda' (direct copies) where it can be and 'device_put'
       elsewhere; either by name; or 'throttled:GB_PER_S[:LATENCY_US]', which
       makes a slower link of what 'auto' gives.
@@ -79,6 +81,7 @@ class EngineConfig:
   eviction: str = 'lfu_decayed'
   prefetch: str = 'none'
   trace: str = ''
+  hops: int | str = 1
   link: str = 'auto'
   link_depth: int = 4
   context: int = 0
@@ -95,6 +98,7 @@ class EngineConfig:
     choose('host eviction', self.host_eviction, HOST_EVICTIONS)
     choose('dtype', self.dtype, ('auto', 'float32', 'bfloat16'))
     parse_link(self.link)
+    hops.check(self.hops)
     for name, least in (
       ('requests', 1),
       ('link_depth', 1),

@@ -111,6 +111,20 @@ class Costs:
     whole += self.table_shared if on else -self.shared
     return max(self.launch, round(whole)) + more
 
+  def hop(self, rows: int, distinct: int, *, last: bool) -> int:
+    """Device time of one more layer in a launch that may cross it.
+
+    A launch is one program without branches: it reads the layer's shared
+    weights and computes all its rows, whoever goes on, and the head where it
+    comes by. Only experts are read for those alone who go on.
+
+    Args:
+      rows: of the launch.
+      distinct: experts that those who go on read; 0 where nobody does.
+      last: whether it goes through head and sampling.
+    """
+    return self.decode(rows, distinct, on=True, last=last) - self.launch
+
   def prefill(self, tokens: int, distinct: int, *, on: bool) -> int:
     """Device time of a prefill launch; see `decode`."""
     shared = self.shared if on else 0

@@ -1,6 +1,5 @@
 """The executor on a real device: JAX, pinned buffers, row buckets."""
 
-import struct
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bevy_jax import config as config_lib
-from bevy_jax import control, links, padding, prompt_steps, protocols, steps
+from bevy_jax import (
+  control,
+  hops,
+  links,
+  padding,
+  prompt_steps,
+  protocols,
+  steps,
+)
 from bevy_jax import programs as programs_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import experts, kv_cache, quant
@@ -28,7 +35,7 @@ class _Running(NamedTuple):
   number: int
   answer: jax.Array
   rows: int
-  wave: bool
+  gates: tuple[int, ...]
 
 
 class DeviceExecutor:
@@ -36,6 +43,7 @@ class DeviceExecutor:
 
   Attributes:
     chunk: prompt tokens a row that one prefill launch takes.
+    hops: layers that a launch can cross at most.
     rows: R, request rows.
     slots: size of the pool.
     pool_bytes: its bytes, scales included.
@@ -52,6 +60,7 @@ class DeviceExecutor:
     form: quant.Format | None = None,
   ):
     self.rows, self.chunk = config.requests, config.chunk
+    self.hops = hops.most(config.hops, len(model.moe_ids))
     self._model, self._context, self._store = model, context, store
     self._dtype = params['embed'].dtype
     self._device = jax.devices()[0]
@@ -79,7 +88,7 @@ class DeviceExecutor:
     )
     self._prompt: prompt_steps.Prompt | None = None
     self._programs = programs_lib.Programs(
-      model, params, self.rows, config.strict, self._device
+      model, params, self.rows, config.strict, self._device, self.hops
     )
     self._write = jax.jit(
       transfer_lib.write_slots,
@@ -87,11 +96,15 @@ class DeviceExecutor:
       donate_argnums=0,
       out_shardings=home,
     )
+    buckets = self._programs.buckets
+    self._buckets = [
+      next(n for n in buckets if n >= rows) for rows in range(self.rows + 1)
+    ]
     # Where the host block itself arrives, somebody must tell when it is read.
     self._told = self._device.platform == 'cpu'
     self._set_link(config.link)
     self._running: deque[_Running] = deque()
-    self._rings: dict[tuple[str, int], control.ControlRing] = {}
+    self._controls = control.Controls(model, self.chunk, _RING, self._device)
     self._warm_up()
     self._warm_gates = {0}
 
@@ -108,15 +121,18 @@ class DeviceExecutor:
     assert len(self._running) < _RING, 'a control buffer would be in use'
     # Behind the launch, device_put would wait for it.
     self._transfer.flush()
-    if batch.kind == 'enter':
+    gates: tuple[int, ...] = (0,) if batch.finish else ()
+    rows = len(batch.rows)
+    if batch.kind == 'decode':
+      answer, gates = self._decode(batch)
+    elif batch.kind == 'enter':
       answer, rows = self._enter(batch.entries), len(batch.entries)
-    elif batch.kind == 'decode':
-      answer, rows = self._decode(batch), len(batch.rows)
+      gates = (self._programs.enter.segment.gates,)
     elif batch.chunk is not None:
-      answer, rows = self._prefill_begin(batch.chunk), 0
+      answer = self._prefill_begin(batch.chunk)
     else:
-      answer, rows = self._prefill(batch), 0
-    self._running.append(_Running(number, answer, rows, not batch.finish))
+      answer = self._prefill(batch)
+    self._running.append(_Running(number, answer, rows, gates))
 
   def poll(
     self,
@@ -191,27 +207,33 @@ class DeviceExecutor:
     """How many programs have been compiled so far."""
     return self._programs.compilations() + programs_lib.compiled(self._write)
 
+  def set_choices(self, choices: Sequence[Sequence[int]]) -> None:
+    """What the first rows are said to have chosen; for measurements."""
+    ids = np.zeros((self.rows, self._model.top_k), np.int32)
+    ids[: len(choices)] = choices or 0
+    home = jax.sharding.SingleDeviceSharding(self._device)
+    self._state = self._state.replace(ids=jax.device_put(ids, home))
+
   def slot_bytes(self, slot: int) -> np.ndarray:
     """What lies in a slot now, in the stored type; for checks, it waits."""
     block = np.asarray(self._pool[slot])
     return block.astype(self._store.dtype)
 
   def _ended(self, running: _Running) -> protocols.Ended:
-    if running.wave:
-      return protocols.Ended(self.now(), running.number, (), (), ())
+    if not running.gates:
+      return protocols.Ended(self.now(), running.number, ())
     table = np.asarray(running.answer)
     if running.rows:
       table = table[: running.rows]
-    answer = steps.read(self._model, table)
-    return protocols.Ended(self.now(), running.number, *answer)
+    answer = steps.read(self._model.top_k, table, running.gates)
+    return protocols.Ended(self.now(), running.number, answer)
 
   def _enter(self, entries: Sequence[protocols.Entry]) -> jax.Array:
-    group = self._bucket(len(entries))
-    view, array = self._ring('enter', group).take()
-    table = view.reshape(group, 1 + steps.REGISTERS)
+    group = self._buckets[len(entries)]
+    (table,), array = self._controls.take('enter', group)
     table[:, 0] = self.rows
     for line, entry in zip(table, entries, strict=False):
-      line[:] = [entry.row, *_registers(entry)]
+      line[:] = [entry.row, *control.registers(entry)]
     stage = self._programs.enter
     program = self._programs.get('enter', stage.segment)
     caches = self._caches_of(stage)
@@ -221,36 +243,42 @@ class DeviceExecutor:
     self._keep(stage, caches)
     return answer
 
-  def _decode(self, batch: protocols.Batch) -> jax.Array:
-    group = self._bucket(len(batch.rows))
-    view, array = self._ring('work', group).take()
-    self._fill(view, group, batch)
+  def _decode(
+    self, batch: protocols.Batch
+  ) -> tuple[jax.Array, tuple[int, ...]]:
+    """The answer that will come, and how many layers each hop guesses."""
+    assert batch.tables is not None, 'no expert can be read'
+    count, crossed = len(batch.rows), len(batch.tables)
+    group = self._buckets[count]
+    (flags, rows, tables), array = self._controls.take('decode', group, crossed)
+    flags[0] = batch.together
+    rows[:count], rows[count:] = batch.rows, self.rows
+    tables[:] = batch.tables
     if not batch.finish:
       wave = self._programs.wave('wave', group)
       self._state, answer = wave(
         self._programs.mlp(batch.layer), self._experts(), self._state, array
       )
-      return answer
-    stage = self._programs.decode[batch.layer]
-    program = self._programs.get('decode', stage.segment, group)
-    caches = self._caches_of(stage)
-    self._state, caches, answer = program(
+      return answer, ()
+    stage = self._programs.launcher(batch.layer, crossed, group)
+    caches = [self._caches[i] for i in stage.order]
+    self._state, caches, answer = stage.program(
       stage.weights, self._experts(), caches, self._state, array
     )
-    self._keep(stage, caches)
-    return answer
+    for i, cache in zip(stage.order, caches, strict=True):
+      self._caches[i] = cache
+    return answer, stage.gates
 
   def _prefill_begin(self, chunk: protocols.Chunk) -> jax.Array:
     buckets, t = self._programs.prompt_buckets, self.chunk
     b = next(n for n in buckets if n >= len(chunk.rows))
-    view, array = self._ring('prompt', b).take()
-    rows, tokens, positions = np.split(view, [b, b + b * t])
+    (rows, tokens, positions), array = self._controls.take('prompt', b)
     rows[:], tokens[:], positions[:] = self.rows, 0, self._context
     for i, row in enumerate(chunk.rows):
-      ids, start, at = chunk.tokens[i], chunk.starts[i], i * t
+      ids, start = chunk.tokens[i], chunk.starts[i]
       rows[i] = row
-      tokens[at : at + len(ids)] = ids
-      positions[at : at + len(ids)] = range(start, start + len(ids))
+      tokens[i, : len(ids)] = ids
+      positions[i, : len(ids)] = range(start, start + len(ids))
     stage = self._programs.entry
     program = self._programs.get('prefill_begin', stage.segment, (b, t))
     caches = self._caches_of(stage)
@@ -261,8 +289,11 @@ class DeviceExecutor:
   def _prefill(self, batch: protocols.Batch) -> jax.Array:
     assert self._prompt is not None, 'no chunk has begun'
     tokens = self._prompt.weights.shape[0]
-    view, array = self._ring('work', tokens).take()
-    self._fill(view, tokens, batch)
+    (count, distinct, slots), array = self._controls.take('prefill', tokens)
+    count[0] = len(batch.distinct)
+    distinct[: count[0]], distinct[count[0] :] = batch.distinct, -1
+    slots[: len(batch.slots)] = batch.slots or -1
+    slots[len(batch.slots) :] = -1
     if not batch.finish:
       wave = self._programs.wave('prefill_wave')
       self._prompt, answer = wave(
@@ -278,18 +309,6 @@ class DeviceExecutor:
     )
     self._keep(stage, caches)
     return answer
-
-  def _fill(self, view: np.ndarray, rows: int, batch: protocols.Batch) -> None:
-    """Writes a control vector; see `steps.work_size`."""
-    limit = steps.distinct_limit(self._model, rows)
-    count = len(batch.distinct)
-    numbers = [count, *batch.distinct, *([-1] * (limit - count))]
-    numbers += batch.rows
-    numbers += [self.rows] * (rows - len(batch.rows))
-    for slots in batch.slots:
-      numbers += slots
-    numbers += [-1] * (self._model.top_k * (rows - len(batch.slots)))
-    view[:] = numbers
 
   def _write_slots(self, moved: list[transfer_lib.Moved]) -> None:
     for i in range(0, len(moved), transfer_lib.BATCHES[-1]):
@@ -313,21 +332,6 @@ class DeviceExecutor:
   def _keep(self, stage: programs_lib.Stage, caches: Any) -> None:
     for layer, cache in zip(stage.order, caches, strict=True):
       self._caches[layer] = cache
-
-  def _bucket(self, rows: int) -> int:
-    return next(n for n in self._programs.buckets if n >= rows)
-
-  def _ring(self, kind: str, size: int) -> control.ControlRing:
-    if (kind, size) not in self._rings:
-      integers = {
-        'enter': size * (1 + steps.REGISTERS),
-        'work': steps.work_size(self._model, size),
-        'prompt': size + 2 * size * self.chunk,
-      }[kind]
-      self._rings[kind, size] = control.ControlRing(
-        integers, _RING, self._device
-      )
-    return self._rings[kind, size]
 
   def _set_link(self, link: str) -> None:
     self._asked = link
@@ -372,24 +376,8 @@ def _empty_state(
   k, d = model.top_k, model.model_dim
   return steps.State(
     x=jnp.zeros((rows, d), dtype),
+    ids=jnp.zeros((rows, k), jnp.int32),
     weights=jnp.zeros((rows, k), jnp.float32),
     partial=jnp.zeros((rows, k, d), jnp.float32),
     registers=jnp.zeros((rows, steps.REGISTERS), jnp.int32),
   )
-
-
-def _registers(entry: protocols.Entry) -> list[int]:
-  """A row's registers in the order of `steps`; floats as their bits."""
-  s = entry.sampling
-  real = struct.unpack(
-    '<3i', struct.pack('<3f', s.temperature, s.top_p, s.min_p)
-  )
-  return [
-    entry.token,
-    entry.position,
-    real[0],
-    s.top_k,
-    real[1],
-    real[2],
-    s.seed,
-  ]

@@ -155,14 +155,14 @@ class Engine:
       return True
     if prefill.layer < 0:
       batch = protocols.Batch('prefill', -1, chunk=prefill.next_chunk())
-      self._flights.begin(batch, prefill.group, 0)
+      self._flights.begin(batch, prefill.group)
       prefill.in_flight = True
       return True
     experts = self._prefill_wave(prefill)
     if experts & ~self.table.resident[prefill.layer]:
       return False
     batch = prefill.batch(self.table, experts)
-    self._flights.begin(batch, prefill.group, experts)
+    self._flights.begin(batch, prefill.group)
     prefill.in_flight = True
     return True
 
@@ -191,7 +191,7 @@ class Engine:
     if layer >= self._prefilled:
       prefill.finish_chunk()
       return
-    uses = prefill.arrive(layer, ended.choices)
+    uses = prefill.arrive(layer, ended.hops[0].choices)
     resident = self.table.resident[layer]
     self.log.append(prefill_lib.routed(ended.time, layer, uses, resident))
     for expert in sorted(uses):
@@ -204,9 +204,8 @@ class Engine:
     self._prefill = None
     entries = prefill.entries()
     self.view.active += len(entries)
-    self._flights.begin(
-      protocols.Batch('enter', -1, entries=entries), prefill.group, 0
-    )
+    batch = protocols.Batch('enter', -1, entries=entries)
+    self._flights.begin(batch, prefill.group)
 
   def _load(self) -> None:
     clock, prefill = self._executor.now, self._prefill
@@ -254,61 +253,90 @@ class Engine:
 
   def _ended(self, ended: protocols.Ended) -> None:
     flight = self._flights.end(ended)
+    crossed, read = [1], 0
     if flight.kind == 'prefill':
       self._ended_prefill(flight, ended)
     elif flight.finish:
-      self._moved_on(flight, ended)
+      crossed, read = self._moved_on(flight, ended)
     else:
       for p in flight.group:
         p.need &= ~flight.experts
         self._await(p)
     if flight.kind == 'decode':
-      missing = self._missing((flight.layer + 1) % self._layers)
+      reached = {(flight.layer + hops) % self._layers for hops in crossed}
+      missing = sum(map(self.view.missing, reached))
       self.view.pace.launch_ended(
-        ended.time, ended.launch, missing, ended.began
+        ended.time, ended.launch, missing, ended.began, flight.hops, read
       )
     self._set_floor()
 
-  def _missing(self, layer: int) -> int:
-    """How many experts are awaited at a layer and not yet on the link."""
-    union = 0
-    for p in self.view.waiting:
-      if p.layer == layer:
-        union |= p.need
-    away = ~(self.table.resident[layer] | self.table.loading[layer])
-    return (union & away).bit_count()
-
   def _moved_on(
     self, flight: flights_lib.Flight, ended: protocols.Ended
+  ) -> tuple[list[int], int]:
+    """The rows of a launch have come one or more layers further.
+
+    Hop by hop, as if each had been a launch of its own. Who ends by a token
+    on the way has no part in the hops behind it, whatever the device did.
+    Returns how many layers each crossed, and how many experts it took behind
+    the first one.
+    """
+    group, layer = flight.group, flight.layer
+    crossed, read = [0] * len(group), list[int]()
+    for number, hop in enumerate(ended.hops):
+      places = hop.places or range(len(group))
+      came = [
+        (group[place], i)
+        for i, place in enumerate(places)
+        if self._rows[group[place].row] is group[place]
+      ]
+      if number:
+        read += self._flights.read(layer, [p.need for p, _ in came])
+      layer = (layer + 1) % self._layers
+      for p, i in came:
+        crossed[places[i]] += 1
+        p.position += flight.kind == 'decode'
+      self._came(came, layer, hop, ended.time, flight.kind == 'decode')
+    for p in group:
+      if self._rows[p.row] is p:
+        self._await(p)
+    if flight.hops > 1:
+      self.log.append(
+        events.Crossed(ended.time, ended.launch, tuple(crossed), tuple(read))
+      )
+    return crossed, len(read)
+
+  def _came(
+    self,
+    came: Sequence[tuple[request_lib.Progress, int]],
+    layer: int,
+    hop: protocols.Hop,
+    time: int,
+    decoded: bool,
   ) -> None:
-    """Every row of a launch has a new token or layer, and new choices."""
-    layer = (flight.layer + 1) % self._layers
+    """Requests at a router, each with its index in what that says."""
     touched: dict[int, int] = {}
     stay: list[request_lib.Progress] = []
     given: list[Sequence[Sequence[int]]] = []
-    for i, p in enumerate(flight.group):
-      if flight.kind == 'decode':
-        p.position += 1
+    for p, i in came:
       reason: str | None = None
-      if not ended.sound[i]:
+      if not hop.sound[i]:
         reason = 'error: a value in the model was not finite'
-      elif flight.kind == 'decode' and layer == 0:
-        reason = self._take_token(p, ended.tokens[i], ended.time)
+      elif decoded and layer == 0:
+        reason = self._take_token(p, hop.tokens[i], time)
       if reason is not None:
-        self._finish(p, reason, ended.time)
+        self._finish(p, reason, time)
         self.view.active -= 1
         continue
-      p.layer, p.choices = layer, tuple(ended.choices[i])
+      p.layer, p.choices = layer, tuple(hop.choices[i])
       p.need = 0
       for expert in p.choices:
         p.need |= 1 << expert
         key = layer * self._model.num_experts + expert
         touched[key] = touched.get(key, 0) + 1
-      self._revealed(p, ended.time)
-      self._await(p)
+      self._revealed(p, time)
       stay.append(p)
-      given += ended.guesses[i : i + 1]
-    self._loads.guesses.reveal(ended.time, layer, stay, given)
+      given += hop.guesses[i : i + 1]
+    self._loads.guesses.reveal(time, layer, stay, given)
     self._loads.uses.reveal(
       layer, [p.row for p in stay], [p.choices for p in stay]
     )

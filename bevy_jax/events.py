@@ -1,9 +1,10 @@
 """The event log: everything that a report, a timeline or a bound needs.
 
-Schema version 2; since 1: loads for 'prefetch', and `Judged`. Times are
-integers in nanoseconds of the executor's clock;
-`key` is layer * experts + expert id, layers counted among those with
-experts. A line of an event file is one JSON object: `event` names the class.
+Schema version 3; since 2: launches may cross several layers, and `Crossed`;
+since 1: loads for 'prefetch', and `Judged`. Times are integers in nanoseconds
+of the executor's clock; `key` is layer * experts + expert id, layers counted
+among those with experts. A line of an event file is one JSON object: `event`
+names the class.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,7 +102,9 @@ class HostTime:
 class LaunchBegun(Event):
   """A launch began; `host` is host time so far, by section, in ns.
 
-  The sections are those of `HostTime`; `experts` are the keys it reads.
+  The sections are those of `HostTime`; `experts` are the keys that it reads
+  at its first layer, `hops` the layers that it may cross: of those behind the
+  first it may read whatever is resident when it begins.
   """
 
   launch: int
@@ -120,6 +123,24 @@ class LaunchEnded(Event):
 
   launch: int
   began: int = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Crossed(Event):
+  """How far a launch came that might have crossed more than one layer.
+
+  Behind its end and all that it revealed. Who ended on the way counts up to
+  there.
+
+  Attributes:
+    launch: which.
+    layers: that each of its requests crossed, in their order.
+    experts: the keys that it read behind its first layer.
+  """
+
+  launch: int
+  layers: tuple[int, ...]
+  experts: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

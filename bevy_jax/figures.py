@@ -204,6 +204,9 @@ def launches(
     if window.first <= i < window.last and e.kind == 'decode'
   ]
   whole = [e for e in here if e.finish]
+  far = {e.launch: e.layers for e in log if isinstance(e, events.Crossed)}
+  rows = sum(len(e.requests) for e in whole)
+  crossed = sum(sum(far.get(e.launch, (1,) * len(e.requests))) for e in whole)
   start = before[-1] if before else (0, 0, 0, 0)
   host = [b - a for a, b in zip(start, here[-1].host, strict=True)]
   return {
@@ -213,8 +216,8 @@ def launches(
       for name, ns in zip(_SECTIONS, host, strict=True)
     },
     'h': part(sum(host), window.end - window.begin),
-    'mean_group': part(sum(len(e.requests) for e in whole), len(whole)),
-    'mean_hops': part(sum(e.hops for e in here), len(here)),
+    'mean_group': part(rows, len(whole)),
+    'mean_hops': part(crossed, rows),
   }
 
 

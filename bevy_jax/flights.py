@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bevy_jax import events, protocols
+from bevy_jax import hops as hops_lib
 from bevy_jax import request as request_lib
 from bevy_jax.offload import slot_table
 
@@ -15,8 +16,10 @@ class Flight(NamedTuple):
     kind: see `Batch`.
     layer: see `Batch`.
     group: whom it carries.
-    experts: bitmap of those that it holds.
+    experts: bitmap of those that it applies.
     finish: see `Batch`.
+    hops: layers that it may cross.
+    held: (layer, bitmap) of all that it may read.
   """
 
   kind: str
@@ -24,6 +27,8 @@ class Flight(NamedTuple):
   group: list[request_lib.Progress]
   experts: int
   finish: bool
+  hops: int
+  held: list[tuple[int, int]]
 
 
 class Flights:
@@ -42,63 +47,69 @@ class Flights:
   ):
     self.host = events.HostTime()
     self._executor, self._table, self._view = executor, table, view
-    self._log = log
+    self._log, self._most = log, executor.hops
     self._flying: dict[int, Flight] = {}
     self._count = 0
 
   def decode(self, launch: protocols.Launch) -> None:
-    """Begins what a scheduler has decided; its requests wait no longer."""
-    if launch.hops != 1:
-      raise ValueError(
-        f'the scheduler asks for {launch.hops} hops, but this executor '
-        'crosses one layer a launch; launch with hops=1.'
-      )
-    table, experts = self._table, launch.experts
-    base = launch.layer * table.experts
-    distinct = table.hold(launch.layer, experts)
-    slots = [
-      [table.slot_of[base + e] if experts >> e & 1 else -1 for e in p.choices]
-      for p in launch.group
-    ]
+    """Begins what a scheduler has decided; its requests wait no longer.
+
+    All that is resident at the layers that it may cross is held until it
+    ends: which of that it reads is decided on the device.
+    """
+    table, layer, experts = self._table, launch.layer, launch.experts
+    layers, hops = len(table.resident), 1
+    if launch.hops > 1 and launch.finish:
+      hops = hops_lib.cut(launch.hops, layer, layers, self._most)
     for p in launch.group:
       p.in_flight = True
       self._view.waiting.remove(p)
     batch = protocols.Batch(
       'decode',
-      launch.layer,
+      layer,
+      experts,
       [p.row for p in launch.group],
-      slots,
-      distinct,
-      launch.finish,
+      table.snapshot(layer, experts, hops),
+      launch.together,
+      finish=launch.finish,
     )
-    self.begin(batch, launch.group, experts)
+    later = [(layer + hop) % layers for hop in range(1, hops)]
+    self.begin(batch, launch.group, later)
 
   def begin(
     self,
     batch: protocols.Batch,
     group: Sequence[request_lib.Progress],
-    experts: int,
+    later: Sequence[int] = (),
   ) -> None:
-    """Begins a launch that carries a group and holds some experts."""
+    """Begins a launch that carries a group; it may cross `later` layers."""
     number, self._count = self._count, self._count + 1
-    base = batch.layer * self._table.experts
+    table, layer, experts = self._table, batch.layer, batch.experts
+    held = [(i, table.resident[i]) for i in later]
+    if experts:
+      table.read(layer, experts)
+      held.append((layer, experts))
+    for i, bitmap in held:
+      table.hold(i, bitmap)
+    hops = 1 + len(later)
     self._flying[number] = Flight(
-      batch.kind, batch.layer, list(group), experts, batch.finish
+      batch.kind, layer, list(group), experts, batch.finish, hops, held
     )
     self._view.in_flight += 1
     if batch.kind == 'decode':
       self._view.flying += group
       self._view.pace.launch_begun(number, experts.bit_count())
+    base = layer * table.experts
     self._log(
       events.LaunchBegun(
         self._executor.now(),
         number,
         batch.kind,
-        batch.layer,
-        tuple(p.request.number for p in group),
-        tuple(base + e for e in slot_table.bits(experts)),
+        layer,
+        tuple([p.request.number for p in group]),
+        tuple([base + e for e in slot_table.bits(experts)]),
         batch.finish,
-        1,
+        hops,
         tuple(self.host),
       )
     )
@@ -111,6 +122,15 @@ class Flights:
     if flight.kind == 'decode':
       del self._view.flying[: len(flight.group)]
     self._log(events.LaunchEnded(ended.time, ended.launch, ended.began))
-    if flight.experts:
-      self._table.release(flight.layer, flight.experts)
+    for layer, experts in flight.held:
+      self._table.release(layer, experts)
     return flight
+
+  def read(self, layer: int, needs: Sequence[int]) -> list[int]:
+    """Notes what a launch has read behind its first layer; gives the keys."""
+    experts = 0
+    for need in needs:
+      experts |= need
+    self._table.read(layer, experts)
+    base = layer * self._table.experts
+    return [base + e for e in slot_table.bits(experts)]

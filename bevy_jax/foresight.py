@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 class Still:
   """An executor whose loads land when the replay says so."""
 
-  chunk = 1
+  chunk = hops = 1
 
   def now(self) -> int:
     """See `Executor`."""
@@ -168,8 +168,7 @@ def _fill(
     count += (wave & ~table.resident[step.layer]).bit_count()
     line.issue([protocols.Want(step.layer, wave)], 1, 'demand')
     land(line, table)
-    table.hold(step.layer, wave)
-    table.release(step.layer, wave)
+    table.read(step.layer, wave)
     left &= ~wave
   return count
 

@@ -33,6 +33,32 @@ def together(group: Sequence[request_lib.Progress]) -> protocols.Launch:
   return protocols.Launch(group[0].layer, group, union(group))
 
 
+def reach(
+  view: protocols.View,
+  launch: protocols.Launch,
+  hops: int,
+  max_lag: int | None,
+) -> protocols.Launch:
+  """The launch, to go on as far as nobody else is met, `hops` at most.
+
+  It stops at a layer where others wait, or that somebody in flight comes to
+  next: together they share what a launch costs. And nobody goes on from a
+  layer that is more than `max_lag` ahead of the last one of the others.
+  """
+  if hops < 2:
+    return launch
+  layer, layers = launch.layer, len(view.resident)
+  others = [p for p in view.waiting if p not in launch.group]
+  for at in [p.layer for p in others] + [p.layer + 1 for p in view.flying]:
+    hops = min(hops, (at - layer) % layers or layers)
+  others += view.flying
+  if others and max_lag is not None:
+    floor = min(p.position for p in others)
+    first = max(p.position for p in launch.group)
+    hops = min(hops, floor + max_lag - first + 1)
+  return launch._replace(hops=max(1, hops))
+
+
 def union(group: Sequence[request_lib.Progress]) -> int:
   """Bitmap of what any of them needs."""
   needed = 0

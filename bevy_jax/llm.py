@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from bevy_jax import config as config_lib
-from bevy_jax import device, events, loading, protocols
+from bevy_jax import device, events, hops, loading, protocols
 from bevy_jax import engine as engine_lib
 from bevy_jax import request as request_lib
 from bevy_jax import text as text_lib
@@ -144,7 +144,11 @@ class LLM:
     self._engine = engine_lib.Engine(
       self.model.config,
       self.executor,
-      config_lib.SCHEDULERS[scheduler or config.scheduler],
+      hops.give(
+        config_lib.SCHEDULERS[scheduler or config.scheduler],
+        config.hops,
+        len(self.model.config.moe_ids),
+      ),
       self.eviction(eviction or config.eviction),
       rows=config.requests,
       slots=self.slots,

@@ -86,23 +86,32 @@ class Pace:
     self._begun[number] = self.now, experts
 
   def launch_ended(
-    self, time: int, number: int, loads: int, began: int = -1
+    self,
+    time: int,
+    number: int,
+    loads: int,
+    began: int = -1,
+    hops: int = 1,
+    read: int = 0,
   ) -> None:
     """A decode launch is over and its answer asks for so many loads.
 
-    `began` is when the device turned to it, -1 where nobody can tell.
+    `began` is when the device turned to it, -1 where nobody can tell. It
+    might cross `hops` layers and read so many experts behind the first of
+    them: it counts as the mean of so many launches.
     """
-    begun, n = self._begun.pop(number)
+    begun, first = self._begun.pop(number)
     took = float(time - max(self._ended, begun, began))
     self._ended = time
     if not begun or took <= 0:
       return
+    took, n = took / hops, (first + read) / hops
     took = min(took, _LATE * self.device) if self.device else took
     self._weight = self._weight * _KEPT + 1.0
     seen = n, took, n * n, n * took
     self._sums = [a * _KEPT + b for a, b in zip(self._sums, seen, strict=True)]
     share = 1.0 / self._weight
-    self.loads += (loads - self.loads) * share
+    self.loads += (loads / hops - self.loads) * share
     self._fit(*(s * share for s in self._sums))
 
   def _fit(self, n: float, t: float, nn: float, nt: float) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from bevy_jax import programs as programs_lib
 from bevy_jax import protocols, steps
 from bevy_jax import request as request_lib
@@ -48,7 +50,10 @@ def decode(
     away = [rows] * group
     entry = protocols.Entry(rows, 0, 0, nobody)
     yield protocols.Batch('enter', -1, entries=[entry] * group)
-    for layer in programs.distinct_stages():
-      yield protocols.Batch('decode', layer, rows=away)
+    for layer, hops in programs.distinct():
+      tables = np.full((hops, model.num_experts), -1, np.int32)
+      yield protocols.Batch('decode', layer, rows=away, tables=tables)
     if room < steps.distinct_limit(model, group):
-      yield protocols.Batch('decode', 0, rows=away, finish=False)
+      yield protocols.Batch(
+        'decode', 0, rows=away, tables=tables[:1], finish=False
+      )

@@ -100,12 +100,14 @@ class Prefill:
     return here | baselines.wave(missing, room - here.bit_count())
 
   def batch(self, table: slot_table.SlotTable, experts: int) -> protocols.Batch:
-    """The launch that applies resident experts, which it holds."""
+    """The launch that applies resident experts."""
+    base = self.layer * table.experts
     return protocols.Batch(
       'prefill',
       self.layer,
+      experts,
       slots=self.slots(table, experts),
-      distinct=table.hold(self.layer, experts),
+      distinct=[table.slot_of[base + e] for e in slot_table.bits(experts)],
       finish=experts == self.need,
     )
 

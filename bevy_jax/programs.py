@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bevy_jax import prompt_steps, steps
+from bevy_jax import hops as hops_lib
+from bevy_jax import prompt_steps, segments, steps
 from bevy_jax.layers import config as model_config
 
 _DONATED = {
@@ -30,9 +31,25 @@ class Stage(NamedTuple):
     weights: what it multiplies with.
   """
 
-  segment: steps.Segment
+  segment: segments.Segment
   order: tuple[int, ...]
-  weights: steps.Weights
+  weights: segments.Weights
+
+
+class Launcher(NamedTuple):
+  """What a decode launch of one kind runs, put together once.
+
+  Attributes:
+    program: the jitted `steps.decode` of its hops.
+    weights: of each hop.
+    order: the layer numbers whose caches are written, hop by hop.
+    gates: how many MoE layers each hop guesses.
+  """
+
+  program: Callable[..., tuple[Any, Any, jax.Array]]
+  weights: tuple[segments.Weights, ...]
+  order: tuple[int, ...]
+  gates: tuple[int, ...]
 
 
 class Programs:
@@ -42,7 +59,8 @@ class Programs:
     entry: what a prompt goes through before its first experts.
     enter: likewise for a token that begins to decode, with guesses.
     decode: for each MoE layer its experts and what follows.
-    prefill: likewise without a head; None where nothing is left to write.
+    most: layers that a launch can cross.
+    prefill: as `decode` without a head; None where nothing is left to write.
     buckets: numbers of rows that a decode launch is padded to, ascending.
     prompt_buckets: numbers of prompts that a prefill launch is padded to.
   """
@@ -54,8 +72,9 @@ class Programs:
     rows: int,
     strict: bool,
     device: jax.Device,
+    most: int = 1,
   ):
-    self._model, self._params = model, params
+    self._model, self._params, self.most = model, params, most
     self._home = jax.sharding.SingleDeviceSharding(device)
     self._host = jax.sharding.SingleDeviceSharding(
       device, memory_kind='pinned_host'
@@ -65,21 +84,44 @@ class Programs:
     self._jitted: dict[tuple[Any, ...], Any] = {}
     self.buckets = (rows,) if strict else _powers(rows)
     self.prompt_buckets = (rows,) if strict else tuple(sorted({1, rows}))
-    self.entry = self._stage(-1, steps.entry_segment(model))
+    self.entry = self._stage(-1, segments.entry_segment(model))
     self.set_gates(0)
     self.prefill = [
       None if found is None else self._stage(i, found)
-      for i, found in enumerate(steps.prefill_segments(model))
+      for i, found in enumerate(segments.prefill_segments(model))
     ]
 
   def set_gates(self, depth: int) -> None:
     """Lets decode launches guess for so many MoE layers ahead; 0 for none."""
     model = self._model
-    self.enter = self._stage(-1, steps.entry_segment(model), depth)
+    self.enter = self._stage(-1, segments.entry_segment(model), depth)
     self.decode = [
       self._stage(i, found, depth)
-      for i, found in enumerate(steps.segments(model))
+      for i, found in enumerate(segments.segments(model))
     ]
+    self._launchers: dict[tuple[int, int, int], Launcher] = {}
+
+  def launcher(self, layer: int, hops: int, group: int) -> Launcher:
+    """What crosses so many layers from this one on, with a group's rows."""
+    found = self._launchers.get((layer, hops, group))
+    if found is None:
+      found = self._launcher(layer, hops, group)
+      self._launchers[layer, hops, group] = found
+    return found
+
+  def _launcher(self, layer: int, hops: int, group: int) -> Launcher:
+    stages = [self.decode[i] for i in self._crossed(layer, hops)]
+    shapes = tuple(stage.segment for stage in stages)
+    return Launcher(
+      self.get('decode', shapes, group),
+      tuple(stage.weights for stage in stages),
+      tuple(i for stage in stages for i in stage.order),
+      tuple(shape.gates for shape in shapes),
+    )
+
+  def _crossed(self, layer: int, hops: int) -> list[int]:
+    layers = len(self._model.moe_ids)
+    return [(layer + i) % layers for i in range(hops)]
 
   def mlp(self, layer: int) -> dict[str, Any]:
     """The feed-forward half's shared weights of an MoE layer."""
@@ -111,31 +153,37 @@ class Programs:
     """How many programs have been compiled so far."""
     return sum(map(compiled, self._jitted.values()))
 
-  def distinct_stages(self) -> Iterator[int]:
-    """One MoE layer for each decode segment that compiles on its own."""
+  def distinct(self) -> Iterator[tuple[int, int]]:
+    """First layer and hops of each decode launch that compiles on its own."""
+    layers = len(self.decode)
     seen = set()
-    for layer, stage in enumerate(self.decode):
-      if stage.segment not in seen:
-        seen.add(stage.segment)
-        yield layer
+    for hops in hops_lib.sizes(self.most):
+      for layer in range(layers):
+        shapes = tuple(
+          self.decode[i].segment for i in self._crossed(layer, hops)
+        )
+        fits = hops_lib.cut(hops, layer, layers, self.most) == hops
+        if fits and shapes not in seen:
+          seen.add(shapes)
+          yield layer, hops
 
   def _stage(
     self,
     layer: int,
-    found: tuple[steps.Segment, tuple[int, ...]],
+    found: tuple[segments.Segment, tuple[int, ...]],
     depth: int = 0,
   ) -> Stage:
     segment, order = found
     model, layers = self._model, self._params['layers']
     there = (layer + 1) % len(model.moe_ids)
-    gates = steps.gates(model, there, depth)
+    gates = segments.gates(model, there, depth)
     segment = dataclasses.replace(segment, gates=len(gates))
     names: tuple[str, ...] = ('embed', 'final_norm', 'head')
     if layer < 0:
       names = ('embed',)
     elif segment.head is None:
       names = ()
-    weights = steps.Weights(
+    weights = segments.Weights(
       mlp=self.mlp(layer) if layer >= 0 else {},
       layers=tuple(layers[i] for i in order),
       top={k: self._params[k] for k in names if k in self._params},

@@ -6,7 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bevy_jax import steps
+from bevy_jax import segments, steps
 from bevy_jax.layers import block, embed, experts, kv_cache, router
 from bevy_jax.layers import config as config_lib
 
@@ -31,9 +31,9 @@ class Prompt(flax.struct.PyTreeNode):
 
 def prefill_begin(
   config: config_lib.ModelConfig,
-  segment: steps.Segment,
+  segment: segments.Segment,
   shape: tuple[int, int],
-  weights: steps.Weights,
+  weights: segments.Weights,
   caches: tuple[kv_cache.LayerCache, ...],
   control: jax.Array,
 ) -> tuple[Prompt, tuple[kv_cache.LayerCache, ...], jax.Array]:
@@ -59,8 +59,8 @@ def prefill_begin(
 
 def prefill(
   config: config_lib.ModelConfig,
-  segment: steps.Segment,
-  weights: steps.Weights,
+  segment: segments.Segment,
+  weights: segments.Weights,
   pool: experts.Pool,
   caches: tuple[kv_cache.LayerCache, ...],
   prompt: Prompt,
@@ -89,8 +89,8 @@ def prefill_wave(
 
 def _prompt_advance(
   config: config_lib.ModelConfig,
-  segment: steps.Segment,
-  weights: steps.Weights,
+  segment: segments.Segment,
+  weights: segments.Weights,
   caches: tuple[kv_cache.LayerCache, ...],
   prompt: Prompt,
 ) -> tuple[Prompt, tuple[kv_cache.LayerCache, ...], jax.Array]:
@@ -124,5 +124,21 @@ def _prompt_work(
   config: config_lib.ModelConfig, prompt: Prompt, control: jax.Array
 ) -> tuple[jax.Array, block.Work]:
   x = prompt.x.reshape(-1, config.model_dim)
-  _, work = steps.work(config, x.shape[0], steps.to_device(control))
-  return x, work
+  return x, work(config, x.shape[0], steps.to_device(control))
+
+
+def control_parts(
+  config: config_lib.ModelConfig, tokens: int
+) -> list[tuple[int, ...]]:
+  """Shapes in a control vector: count, distinct slots, slots."""
+  distinct = steps.distinct_limit(config, tokens)
+  return [(1,), (distinct,), (tokens, config.top_k)]
+
+
+def work(
+  config: config_lib.ModelConfig, tokens: int, control: jax.Array
+) -> block.Work:
+  """The expert work of a control vector."""
+  m = steps.distinct_limit(config, tokens)
+  slots = control[1 + m :].reshape(tokens, config.top_k)
+  return block.Work(slots, control[1 : 1 + m], steps.reads(control[0], m))

@@ -11,6 +11,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from bevy_jax import pace as pace_lib
 from bevy_jax import request as request_lib
 from bevy_jax.offload import eviction, prefetch
@@ -41,7 +44,9 @@ class Launch(NamedTuple):
     experts: bitmap of the experts to apply; all of them are resident.
     finish: True to go on to the next layer; False for a wave, whose outputs
       are kept until the last wave of the layer has run.
-    hops: layers that the launch may cross.
+    hops: layers that it may cross: who misses nothing at the next one either
+      goes on there at once, on the device. The engine may cut it.
+    together: nobody goes on where not all of them can.
   """
 
   layer: int
@@ -49,6 +54,7 @@ class Launch(NamedTuple):
   experts: int
   finish: bool = True
   hops: int = 1
+  together: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -84,6 +90,15 @@ class View:
   def room(self, layer: int) -> int:
     """Experts of a layer that can be resident at once, thus in a wave."""
     return self.quota[layer] if self.quota else self.slots
+
+  def missing(self, layer: int) -> int:
+    """How many experts are awaited at a layer and not yet on the link."""
+    union = 0
+    for p in self.waiting:
+      if p.layer == layer:
+        union |= p.need
+    away = ~(self.resident[layer] | self.loading[layer])
+    return (union & away).bit_count()
 
 
 class Scheduler(Protocol):
@@ -138,10 +153,18 @@ class Batch(NamedTuple):
   Attributes:
     kind: 'enter', 'decode' or 'prefill'.
     layer: MoE layer whose experts are applied, -1 where none are.
+    experts: bitmap of those of that layer that it applies.
     rows: request rows ('decode').
-    slots: one tuple of slot numbers a row and choice, -1 where the expert
-      is not in this launch ('decode', 'prefill').
-    distinct: the slots that the launch reads.
+    tables: int32 `[hops, experts]`, for each layer that the launch may cross
+      the slot of each expert, -1 where it may not be read ('decode'). That is
+      all that the device is told of the cache: a snapshot, so that what it
+      sees is what the host held when the launch began. At the first layer
+      only `experts` are in it, and a choice that is not is left as it is; at
+      a later one a row goes on where all of its choices are.
+    together: nobody goes on where not all rows do ('decode').
+    slots: one tuple of slot numbers a token and choice, -1 where the expert
+      is not in this launch ('prefill').
+    distinct: the slots that it reads ('prefill').
     finish: False for a wave.
     entries: who enters ('enter').
     chunk: the tokens of a first prefill launch, else None.
@@ -149,7 +172,10 @@ class Batch(NamedTuple):
 
   kind: str
   layer: int
+  experts: int = 0
   rows: Sequence[int] = ()
+  tables: npt.NDArray[np.int32] | None = None
+  together: bool = False
   slots: Sequence[Sequence[int]] = ()
   distinct: Sequence[int] = ()
   finish: bool = True
@@ -183,28 +209,41 @@ class Failed(NamedTuple):
   reason: str
 
 
+class Hop(NamedTuple):
+  """What a launch answers at one router, of the rows that came to it.
+
+  Attributes:
+    tokens: one sampled token a row, -1 where no head was passed.
+    sound: one flag a row, False where the router or the head saw a value
+      that is not finite.
+    choices: expert ids a row at that MoE layer.
+    guesses: for each row, for each MoE layer behind that one in turn, the ids
+      that it will probably use there; empty where nobody asked, and without
+      the layers of the next token.
+    places: which rows of the launch these are, ascending; empty where all.
+  """
+
+  tokens: Sequence[int]
+  sound: Sequence[bool]
+  choices: Sequence[Sequence[int]]
+  guesses: Sequence[Sequence[Sequence[int]]] = ()
+  places: Sequence[int] = ()
+
+
 class Ended(NamedTuple):
   """A launch has ended, with what it answers.
 
   Attributes:
     time: when it was seen to end.
     launch: its number.
-    tokens: one sampled token a row, -1 where no head was passed.
-    sound: one flag a row, False where the router or the head saw a value
-      that is not finite.
-    choices: expert ids a row at the next MoE layer; empty after a wave.
-    guesses: for each row, for each MoE layer behind that one in turn, the ids
-      that it will probably use there; empty where nobody asked, and without
-      the layers of the next token.
+    hops: an answer for each router that anybody came to; empty after a wave.
+      All rows come to the first one.
     began: when the device turned to it; -1 where the executor cannot tell.
   """
 
   time: int
   launch: int
-  tokens: Sequence[int]
-  sound: Sequence[bool]
-  choices: Sequence[Sequence[int]]
-  guesses: Sequence[Sequence[Sequence[int]]] = ()
+  hops: Sequence[Hop]
   began: int = -1
 
 
@@ -218,6 +257,10 @@ class Executor(Protocol):
   @property
   def chunk(self) -> int:
     """Tokens a row that one prefill launch takes."""
+
+  @property
+  def hops(self) -> int:
+    """Layers that a launch can cross at most."""
 
   def load(self, key: int, slot: int) -> None:
     """Begins to move an expert into a slot that nobody reads or fills.

@@ -23,10 +23,13 @@ class Relived:
 
   Attributes:
     chunk: see `Executor`; that of the recorded run.
+    hops: likewise.
   """
 
-  def __init__(self, log: Sequence[events.Event], experts: int, chunk: int):
-    self.chunk = chunk
+  def __init__(
+    self, log: Sequence[events.Event], experts: int, chunk: int, hops: int = 1
+  ):
+    self.chunk, self.hops = chunk, hops
     self._log, self._experts = log, experts
     self._next, self._now = 0, 0
     self._flights: dict[int, events.LaunchBegun] = {}
@@ -48,8 +51,10 @@ class Relived:
     """See `Executor`; ValueError where the recorded run launched another."""
     what = f'launches {batch.kind} {number} at layer {batch.layer}'
     event = self._expect(events.LaunchBegun, what)
-    mine = (number, batch.kind, batch.layer, batch.finish)
-    if (event.launch, event.kind, event.layer, event.finish) != mine:
+    hops = 1 if batch.tables is None else len(batch.tables)
+    mine = (number, batch.kind, batch.layer, batch.finish, hops)
+    then = event.launch, event.kind, event.layer, event.finish, event.hops
+    if then != mine:
       self._diverged(what)
     if batch.chunk is not None:
       self._sizes = [len(ids) for ids in batch.chunk.tokens]
@@ -109,27 +114,14 @@ class Relived:
 
   def _ended(self, event: events.LaunchEnded) -> protocols.Ended:
     begun, told = self._flights.pop(event.launch), self._told()
-    tokens: dict[int, int] = {}
-    choices: dict[int, tuple[int, ...]] = {}
-    broken = set()
-    for e in told:
-      if isinstance(e, events.Token):
-        tokens[e.request] = e.token
-      elif isinstance(e, events.Routed):
-        choices[e.request] = e.experts
-      elif isinstance(e, events.Finished) and e.reason == 'error':
-        broken.add(e.request)
-    group = begun.requests if begun.finish else ()
-    return protocols.Ended(
-      event.time,
-      event.launch,
-      [tokens.get(number, -1) for number in group],
-      [number not in broken for number in group],
-      self._prompt_choices(told)
-      if begun.kind == 'prefill'
-      else [choices.get(number, ()) for number in group],
-      began=event.began,
-    )
+    hops: list[protocols.Hop] = []
+    if begun.finish and begun.kind == 'prefill':
+      choices = self._prompt_choices(told)
+      nothing = [-1] * len(choices)
+      hops = [protocols.Hop(nothing, [True] * len(choices), choices)]
+    elif begun.finish:
+      hops = _hops(begun.requests, told)
+    return protocols.Ended(event.time, event.launch, hops, event.began)
 
   def _told(self) -> list[events.Event]:
     """What the engine wrote down of the answer, right behind the end."""
@@ -161,6 +153,36 @@ class Relived:
     return choices
 
 
+def _hops(
+  group: Sequence[int], told: Sequence[events.Event]
+) -> list[protocols.Hop]:
+  """What each request of a launch came to, router by router."""
+  paths: dict[int, list[tuple[int, bool, tuple[int, ...]]]]
+  paths = {number: [] for number in group}
+  tokens: dict[int, int] = {}
+  for e in told:
+    if isinstance(e, events.Token):
+      tokens[e.request] = e.token
+    elif isinstance(e, events.Routed):
+      paths[e.request].append((tokens.pop(e.request, -1), True, e.experts))
+    elif isinstance(e, events.Finished):
+      sound = e.reason != 'error'
+      paths[e.request].append((tokens.pop(e.request, -1), sound, ()))
+  found = []
+  for hop in range(max(map(len, paths.values()))):
+    came = [i for i, number in enumerate(group) if len(paths[number]) > hop]
+    each = [paths[group[i]][hop] for i in came]
+    found.append(
+      protocols.Hop(
+        [token for token, _, _ in each],
+        [sound for _, sound, _ in each],
+        [choices for _, _, choices in each],
+        places=came,
+      )
+    )
+  return found
+
+
 def relive(
   log: Sequence[events.Event],
   model: model_config.ModelConfig,
@@ -171,6 +193,7 @@ def relive(
   slots: int,
   link_depth: int,
   chunk: int,
+  hops: int = 1,
 ) -> list[events.Event]:
   """The log of an engine to which everything happens as it was recorded.
 
@@ -184,6 +207,7 @@ def relive(
     slots: size of the cache.
     link_depth: loads on the link at once.
     chunk: prompt tokens a row that one prefill launch takes.
+    hops: layers that a launch could cross at most.
   """
   lengths, reasons = _ends(log)
   asked = [e for e in log if isinstance(e, events.Admitted)]
@@ -201,7 +225,7 @@ def relive(
 
   found = engine_lib.Engine(
     model,
-    Relived(log, model.num_experts, chunk),
+    Relived(log, model.num_experts, chunk, hops),
     scheduler,
     eviction,
     rows=rows,

@@ -29,12 +29,14 @@ class Runahead:
       bound.
     near: the same while link or device alone is short; None for `max_lag`.
     hold: whether ready groups may wait for others.
+    hops: layers that a launch may cross, see `lagging.reach`.
   """
 
   depth: int = 2
   max_lag: int | None = 6
   near: int | None = 1
   hold: bool = True
+  hops: int = 1
 
   def wants(self, view: protocols.View) -> list[protocols.Want]:
     """See `Scheduler`: one want a waiting request, most lagging first."""
@@ -42,7 +44,8 @@ class Runahead:
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: ready requests of the most lagging ready layer."""
-    ready = lagging.ready(view, self._lag(view))
+    lag = self._lag(view)
+    ready = lagging.ready(view, lag)
     tried: set[int] = set()
     for first in sorted(ready, key=lambda p: p.position):
       if first.layer in tried:
@@ -51,7 +54,7 @@ class Runahead:
       group = [p for p in ready if p.layer == first.layer]
       launch = lagging.together(group)
       if not self.hold or not holding.pays(view, launch):
-        return launch
+        return lagging.reach(view, launch, self.hops, lag)
     return None
 
   def _lag(self, view: protocols.View) -> int | None:

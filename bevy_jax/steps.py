@@ -1,12 +1,11 @@
 """The jitted functions of a launch: one a kind, shared by all layers.
 
-A segment is what one launch does: the experts of an MoE layer, then whole
-layers without experts, up to the attention and the router of the next MoE
-layer. Where it passes the end of the model it also runs the head, draws the
-next token, embeds it and enters the first layers.
+See `segments` for what a launch goes through. A launch may cross several of
+them: a row whose experts can be read at its next router goes on there.
 """
 
-import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bevy_jax import protocols, segments
 from bevy_jax.layers import (
   block,
   embed,
@@ -35,106 +35,24 @@ class State(flax.struct.PyTreeNode):
 
   Attributes:
     x: `[R, D]`, residual stream after the attention of the layer it is at.
+    ids: int32 `[R, T]`, the router's choices there.
     weights: float32 `[R, T]`, the router's weights there.
     partial: float32 `[R, T, D]`, expert outputs of earlier waves.
     registers: int32 `[R, 7]`: last token, its position, sampling settings.
   """
 
   x: jax.Array
+  ids: jax.Array
   weights: jax.Array
   partial: jax.Array
   registers: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class Segment:
-  """Static shape of the layers that a launch goes through after its experts.
-
-  Attributes:
-    moe: for each layer whether it has experts; only the last one may.
-    windows: sliding window of each layer.
-    head: how many of the layers come before the head; None without it.
-    gates: how many MoE layers behind the last one are guessed.
-  """
-
-  moe: tuple[bool, ...]
-  windows: tuple[int, ...]
-  head: int | None
-  gates: int = 0
-
-
-class Weights(NamedTuple):
-  """Shared weights of a segment.
-
-  Attributes:
-    mlp: the layer whose experts are applied; empty where none are.
-    layers: the layers after it, one dict each.
-    top: embedding, final norm and head where needed, else empty.
-    gates: norm and router of the MoE layers that are guessed, in order.
-  """
-
-  mlp: dict[str, Any]
-  layers: tuple[dict[str, Any], ...]
-  top: dict[str, Any]
-  gates: tuple[dict[str, Any], ...] = ()
-
-
-def gates(config: config_lib.ModelConfig, layer: int, depth: int) -> list[int]:
-  """MoE layers, `depth` at most, that a stream at an MoE layer comes to next.
-
-  Not those of the next token: the stream knows nothing of it.
-  """
-  return list(range(layer + 1, min(layer + 1 + depth, len(config.moe_ids))))
-
-
-def segments(
-  config: config_lib.ModelConfig,
-) -> list[tuple[Segment, tuple[int, ...]]]:
-  """For each MoE layer what follows it, and the layer numbers of that."""
-  out = []
-  for this in config.moe_ids:
-    order = [*range(this + 1, config.num_layers), *range(config.moe_ids[0] + 1)]
-    stop = next(i for i, layer in enumerate(order) if config.moe_layers[layer])
-    head = config.num_layers - this - 1
-    out.append(_segment(config, order[: stop + 1], head))
-  return out
-
-
-def entry_segment(
-  config: config_lib.ModelConfig,
-) -> tuple[Segment, tuple[int, ...]]:
-  """What a new token goes through before the first experts."""
-  return _segment(config, list(range(config.moe_ids[0] + 1)), config.num_layers)
-
-
-def prefill_segments(
-  config: config_lib.ModelConfig,
-) -> list[tuple[Segment, tuple[int, ...]] | None]:
-  """As `segments`, without the head; None where nothing is left to write."""
-  out: list[tuple[Segment, tuple[int, ...]] | None] = []
-  for this in config.moe_ids:
-    order = list(range(this + 1, config.num_layers))
-    moe = [i for i, layer in enumerate(order) if config.moe_layers[layer]]
-    order = order[: moe[0] + 1] if moe else order
-    out.append(_segment(config, order, len(order) + 1) if order else None)
-  return out
-
-
-def _segment(
-  config: config_lib.ModelConfig, order: list[int], head: int
-) -> tuple[Segment, tuple[int, ...]]:
-  moe = tuple(config.moe_layers[layer] for layer in order)
-  windows = tuple(config.window(layer) for layer in order)
-  return Segment(moe, windows, head if head < len(order) else None), tuple(
-    order
-  )
-
-
 def decode(
   config: config_lib.ModelConfig,
-  segment: Segment,
+  hops: tuple[segments.Segment, ...],
   group: int,
-  weights: Weights,
+  weights: tuple[segments.Weights, ...],
   pool: experts.Pool,
   caches: tuple[kv_cache.LayerCache, ...],
   state: State,
@@ -142,19 +60,39 @@ def decode(
 ) -> tuple[State, tuple[kv_cache.LayerCache, ...], jax.Array]:
   """Applies the last experts of a layer and goes on to the next router.
 
-  `control` is the int32 vector of `work_size(group)`; padding rows are out
-  of range, so nothing of theirs is written. Returns the new state, the
-  caches, and the answer `[group, 2 + T]`: token or -1, soundness, ids; behind
-  them T guessed ids for each of the segment's gates.
+  There a row goes on at once, `len(hops)` times in all, where it is sound and
+  all its choices lie in slots that the launch may read. It is left as it is
+  where it stops: at the router whose experts it awaits.
+
+  `control` is the int32 vector of `control_parts`; padding rows are out of
+  range, so they read no expert, and nothing of theirs is written. Returns the
+  new state, the caches in the order of all hops' layers, and the answer: for
+  each hop `[group, 2 + T]`, token or -1, soundness, ids, and T guessed ids
+  for each of its segment's gates; -1 for rows that did not come so far.
   """
-  rows, todo = work(config, group, to_device(control))
-  mine = jax.tree.map(lambda a: a.at[rows].get(mode='clip'), state)
-  y = block.expert_outputs(
-    config, weights.mlp, pool, mine.x, todo, mine.partial
-  )
-  x = block.finish_experts(config, weights.mlp, mine.x, mine.weights, y)
-  mine = mine.replace(x=x)
-  return _advance(config, segment, weights, caches, state, rows, mine)
+  asked = read_control(config, group, len(hops), to_device(control))
+  nobody = state.x.shape[0]
+  real = asked.rows < nobody
+  mine = jax.tree.map(lambda a: a.at[asked.rows].get(mode='clip'), state)
+  going, replies, kept = real, [], list(caches)
+  done = 0
+  for hop, segment in enumerate(hops):
+    table = asked.tables[hop]
+    if hop:
+      going &= block.can_read(table, mine.ids)
+      going &= ~asked.together | jnp.all(going | ~real)
+    layers = slice(done, done + len(segment.moe))
+    done = layers.stop
+    rows = jnp.where(going, asked.rows, nobody)
+    came = _apply(config, weights[hop], pool, table, mine, going)
+    came, kept[layers], reply, sound = _advance(
+      config, segment, weights[hop], tuple(kept[layers]), rows, came
+    )
+    replies.append(jnp.where(going[:, None], reply, -1))
+    mine = jax.tree.map(functools.partial(_where, going), came, mine)
+    going &= sound
+  answer = jnp.concatenate(replies, axis=1)
+  return _put(state, asked.rows, mine), tuple(kept), answer
 
 
 def wave(
@@ -166,8 +104,10 @@ def wave(
   control: jax.Array,
 ) -> tuple[State, jax.Array]:
   """Applies some experts of a layer and keeps their outputs for later."""
-  rows, todo = work(config, group, to_device(control))
+  asked = read_control(config, group, 1, to_device(control))
+  rows = asked.rows
   mine = jax.tree.map(lambda a: a.at[rows].get(mode='clip'), state)
+  todo = _work(config, asked.tables[0], mine.ids, rows < state.x.shape[0])
   y = block.expert_outputs(config, mlp, pool, mine.x, todo, mine.partial)
   partial = state.partial.at[rows].set(y, mode='drop')
   return state.replace(partial=partial), rows
@@ -175,8 +115,8 @@ def wave(
 
 def enter(
   config: config_lib.ModelConfig,
-  segment: Segment,
-  weights: Weights,
+  segment: segments.Segment,
+  weights: segments.Weights,
   caches: tuple[kv_cache.LayerCache, ...],
   state: State,
   control: jax.Array,
@@ -188,23 +128,54 @@ def enter(
   rows, registers = control[:, 0], control[:, 1:]
   mine = State(
     x=embed.embed(weights.top, registers[:, TOKEN]).astype(state.x.dtype),
+    ids=jnp.zeros((group, config.top_k), jnp.int32),
     weights=jnp.zeros((group, config.top_k), jnp.float32),
     partial=jnp.zeros((group, *state.partial.shape[1:]), jnp.float32),
     registers=registers,
   )
-  return _advance(config, segment, weights, caches, state, rows, mine)
+  mine, caches, reply, _ = _advance(
+    config, segment, weights, caches, rows, mine
+  )
+  return _put(state, rows, mine), caches, reply
+
+
+def _apply(
+  config: config_lib.ModelConfig,
+  weights: segments.Weights,
+  pool: experts.Pool,
+  table: jax.Array,
+  mine: State,
+  going: jax.Array,
+) -> State:
+  """The rows that go on with their experts applied."""
+  todo = _work(config, table, mine.ids, going)
+  y = block.expert_outputs(
+    config, weights.mlp, pool, mine.x, todo, mine.partial
+  )
+  x = block.finish_experts(config, weights.mlp, mine.x, mine.weights, y)
+  return mine.replace(x=x)
+
+
+def _work(
+  config: config_lib.ModelConfig,
+  table: jax.Array,
+  ids: jax.Array,
+  going: jax.Array,
+) -> block.Work:
+  most = distinct_limit(config, ids.shape[0])
+  found = block.work(table, ids, going, most)
+  return found._replace(reads=reads(found.reads, most))
 
 
 def _advance(
   config: config_lib.ModelConfig,
-  segment: Segment,
-  weights: Weights,
+  segment: segments.Segment,
+  weights: segments.Weights,
   caches: tuple[kv_cache.LayerCache, ...],
-  state: State,
   rows: jax.Array,
   mine: State,
-) -> tuple[State, tuple[kv_cache.LayerCache, ...], jax.Array]:
-  """Goes through a segment's layers and writes the rows back."""
+) -> tuple[State, tuple[kv_cache.LayerCache, ...], jax.Array, jax.Array]:
+  """Rows through a segment's layers, their answer, and who is sound."""
   x, registers = mine.x, mine.registers
   new_caches, token, sound, routing = [], None, None, None
   for i, moe in enumerate(segment.moe):
@@ -227,20 +198,39 @@ def _advance(
   assert routing is not None, 'a segment ends at a router'
   if token is None or sound is None:
     token, sound = jnp.full_like(rows, -1), jnp.ones(rows.shape, bool)
-  reply = answer(token, sound & routing.sound, routing)
+  sound &= routing.sound
+  reply = answer(token, sound, routing)
   if segment.gates:
     reply = jnp.concatenate([reply, *guesses(config, weights, x)], axis=1)
-  new = State(
-    x=state.x.at[rows].set(x, mode='drop'),
-    weights=state.weights.at[rows].set(routing.weights, mode='drop'),
-    partial=state.partial,
-    registers=state.registers.at[rows].set(registers, mode='drop'),
+  mine = mine.replace(
+    x=x, ids=routing.ids, weights=routing.weights, registers=registers
   )
-  return new, tuple(new_caches), reply
+  return mine, tuple(new_caches), reply, sound
+
+
+def _put(state: State, rows: jax.Array, mine: State) -> State:
+  """Writes rows back; what waves have kept is used up by then."""
+
+  def put(all_rows: jax.Array, some: jax.Array) -> jax.Array:
+    return all_rows.at[rows].set(some, mode='drop')
+
+  return State(
+    x=put(state.x, mine.x),
+    ids=put(state.ids, mine.ids),
+    weights=put(state.weights, mine.weights),
+    partial=state.partial,
+    registers=put(state.registers, mine.registers),
+  )
+
+
+def _where(going: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+  """Row by row."""
+  shape = (-1,) + (1,) * (new.ndim - 1)
+  return jnp.where(going.reshape(shape), new, old)
 
 
 def guesses(
-  config: config_lib.ModelConfig, weights: Weights, x: jax.Array
+  config: config_lib.ModelConfig, weights: segments.Weights, x: jax.Array
 ) -> list[jax.Array]:
   """The routers of the next MoE layers on a stream that is not there yet.
 
@@ -254,7 +244,7 @@ def guesses(
 
 def _next_token(
   config: config_lib.ModelConfig,
-  weights: Weights,
+  weights: segments.Weights,
   x: jax.Array,
   registers: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -288,9 +278,33 @@ def _sampling(registers: jax.Array) -> sampling.Sampling:
   )
 
 
-def work_size(config: config_lib.ModelConfig, rows: int) -> int:
-  """Integers of a control vector: count, distinct slots, rows, slots."""
-  return 1 + distinct_limit(config, rows) + rows + rows * config.top_k
+class Asked(NamedTuple):
+  """A decode launch's control vector, taken apart.
+
+  Attributes:
+    rows: int32 `[G]`; a row number out of range is padding.
+    tables: int32 `[hops, E]`, see `protocols.Batch`.
+    together: bool, see `protocols.Batch`.
+  """
+
+  rows: jax.Array
+  tables: jax.Array
+  together: jax.Array
+
+
+def control_parts(
+  config: config_lib.ModelConfig, group: int, hops: int
+) -> list[tuple[int, ...]]:
+  """Shapes in a control vector: `together`, rows, tables."""
+  return [(1,), (group,), (hops, config.num_experts)]
+
+
+def read_control(
+  config: config_lib.ModelConfig, group: int, hops: int, control: jax.Array
+) -> Asked:
+  """Takes a vector of `control_parts` apart."""
+  tables = control[1 + group :].reshape(hops, config.num_experts)
+  return Asked(control[1 : 1 + group], tables, control[0] > 0)
 
 
 def distinct_limit(config: config_lib.ModelConfig, rows: int) -> int:
@@ -298,18 +312,8 @@ def distinct_limit(config: config_lib.ModelConfig, rows: int) -> int:
   return min(rows * config.top_k, config.num_experts)
 
 
-def work(
-  config: config_lib.ModelConfig, rows: int, control: jax.Array
-) -> tuple[jax.Array, block.Work]:
-  """Row numbers and expert work of a control vector."""
-  m = distinct_limit(config, rows)
-  distinct = control[1 : 1 + m]
-  numbers = control[1 + m : 1 + m + rows]
-  slots = control[1 + m + rows :].reshape(rows, config.top_k)
-  return numbers, block.Work(slots, distinct, _count(control[0], m))
-
-
-def _count(count: jax.Array, limit: int) -> jax.Array | int:
+def reads(count: jax.Array | int, limit: int) -> jax.Array | int:
+  """How many distinct slots to walk over, `count` of `limit` being there."""
   # A GPU asks the host at every turn of a loop whose length is not static.
   return count if jax.default_backend() == 'cpu' else limit
 
@@ -329,23 +333,35 @@ def answer(
 
 
 def read(
-  config: config_lib.ModelConfig, table: np.ndarray
-) -> tuple[
-  list[int],
-  list[bool],
-  list[tuple[int, ...]],
-  list[list[tuple[int, ...]]],
-]:
-  """An answer, int32 `[N, 2 + T + gates * T]`, on the host.
+  k: int, table: np.ndarray, gates: Sequence[int]
+) -> list[protocols.Hop]:
+  """A launch's answer on the host, up to the last hop that anybody took.
 
-  Tokens, soundness, ids and, where there are gates, guessed ids of each.
+  Args:
+    k: choices of a row.
+    table: int32 `[rows, ...]`, see `decode`.
+    gates: MoE layers that each hop guesses.
   """
-  lists, k = table.tolist(), config.top_k
-  starts = range(2 + k, table.shape[1], k)
-  guessed = [[tuple(r[at : at + k]) for at in starts] for r in lists]
-  return (
-    [r[0] for r in lists],
-    [bool(r[1]) for r in lists],
-    [tuple(r[2 : 2 + k]) for r in lists],
-    guessed if starts else [],
-  )
+  lists, at = table.tolist(), 0
+  found: list[protocols.Hop] = []
+  for count in gates:
+    ids, end = at + 2, at + 2 + k
+    came = lists
+    places: Sequence[int] = ()
+    if found:
+      places = [i for i, r in enumerate(lists) if r[at + 1] >= 0]
+      came = [lists[i] for i in places]
+    if not came:
+      break
+    starts = range(end, end + count * k, k)
+    found.append(
+      protocols.Hop(
+        [r[at] for r in came],
+        [r[at + 1] > 0 for r in came],
+        [tuple(r[ids:end]) for r in came],
+        [[tuple(r[s : s + k]) for s in starts] for r in came] if count else [],
+        places,
+      )
+    )
+    at = end + count * k
+  return found

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bevy_jax import costs as costs_lib
-from bevy_jax import events
+from bevy_jax import crossing, events
 
 
 class Facts(NamedTuple):
@@ -29,6 +29,16 @@ class Facts(NamedTuple):
   slots: int
   rows: int
   costs: costs_lib.Costs | None = None
+
+
+# With these an answer has been told to its end.
+_DECISIONS = (
+  events.Admitted,
+  events.LoadIssued,
+  events.LoadLanded,
+  events.LoadFailed,
+  events.LaunchBegun,
+)
 
 
 def faults(log: Sequence[events.Event], facts: Facts) -> list[str]:
@@ -53,6 +63,7 @@ class _Request:
   need: frozenset[int] = frozenset()  # Keys still to be applied.
   launch: int | None = None  # Which carries it.
   moved: bool = False  # Its launch has ended, and it has not been routed.
+  crossed: int = 0  # Layers that its last launch has carried it over.
 
 
 class _Check:
@@ -64,7 +75,8 @@ class _Check:
     self._slots: dict[int, int] = {}  # Slot -> key, resident or coming.
     self._coming: dict[int, events.LoadIssued] = {}
     self._landed: dict[int, int] = {}  # Resident key -> when it landed.
-    self._running: dict[int, events.LaunchBegun] = {}
+    self._running: dict[int, crossing.Flight] = {}
+    self._over: crossing.Flight | None = None  # Its answer is being told.
     self._requests: dict[int, _Request] = {}
     self._prefilled: set[int] = set()
     self._prompt: set[int] | None = None  # Keys that a prompt chunk needs.
@@ -74,6 +86,8 @@ class _Check:
   def look(self, index: int, event: events.Event) -> None:
     """Reads one event."""
     self._index = index
+    if isinstance(event, _DECISIONS):
+      self._over = None
     match event:
       case events.Admitted():
         self._admitted(event)
@@ -89,6 +103,8 @@ class _Check:
         self._begun(event)
       case events.LaunchEnded():
         self._ended(event)
+      case events.Crossed():
+        self._has_crossed(event)
       case events.PrefillRouted():
         base = event.layer * self._facts.experts
         self._prompt = {base + e for e in event.experts}
@@ -145,7 +161,11 @@ class _Check:
       self._slots.get(e.slot) == e.key and e.key in self._landed,
       f'key {e.key} gives up slot {e.slot}, where it does not lie',
     )
-    reading = [n for n, b in self._running.items() if e.key in b.experts]
+    reading = [
+      n
+      for n, flight in self._running.items()
+      if e.key in flight.begun.experts or e.key in flight.may
+    ]
     self._must(not reading, f'key {e.key} is given up while {reading} read it')
     self._slots.pop(e.slot, None)
     self._landed.pop(e.key, None)
@@ -167,7 +187,13 @@ class _Check:
         key // self._facts.experts == e.layer,
         f'launch {e.launch} reads {key} of another layer',
       )
-    self._running[e.launch] = e
+    layers, experts = self._facts.layers, self._facts.experts
+    self._must(
+      1 <= e.hops <= (layers if e.finish else 1),
+      f'launch {e.launch} may cross {e.hops} layers',
+    )
+    may = crossing.may_read(e, self._landed, layers, experts)
+    self._running[e.launch] = crossing.Flight(e, may)
     if e.kind == 'prefill':
       self._begun_prefill(e)
       return
@@ -190,7 +216,7 @@ class _Check:
       return
     self._must(r.launch is None, f'request {number} is in two launches')
     self._must(not r.moved, f'request {number} goes on before it is routed')
-    r.launch = e.launch
+    r.launch, r.crossed = e.launch, 0
     if e.kind == 'enter':
       self._must(
         r.layer < 0 and number in self._prefilled,
@@ -210,9 +236,10 @@ class _Check:
   def _ended(self, e: events.LaunchEnded) -> None:
     first = next(iter(self._running), None)
     self._must(first == e.launch, f'launch {e.launch} ends out of turn')
-    begun = self._running.pop(e.launch, None)
-    if begun is None:
+    self._over = self._running.pop(e.launch, None)
+    if self._over is None:
       return
+    begun = self._over.begun
     self._must(e.time >= begun.time, f'launch {e.launch} ends before it began')
     self._must(e.time >= self._device, 'ends are told out of order')
     if e.began >= 0:
@@ -221,22 +248,60 @@ class _Check:
         'the device runs two launches at once',
       )
     if self._facts.costs is not None and begun.kind != 'prefill':
-      took = self._took(self._facts.costs, begun)
       host = begun.time + self._facts.costs.host_launch
-      self._must(
-        e.time - max(self._device, host) >= took,
-        f'launch {e.launch} is faster than the device',
-      )
+      self._over.spent = e.time - max(self._device, host)
+      if begun.hops == 1:
+        self._took(self._facts.costs, self._over)
     self._device = max(self._device, e.time)
     self._answer = e.time
     for number in begun.requests:
       r = self._requests.get(number)
       if r is not None and r.launch == e.launch:
         r.launch, r.moved = None, begun.finish
+        r.crossed = int(begun.finish)
 
-  def _took(self, costs: costs_lib.Costs, e: events.LaunchBegun) -> int:
-    last = e.finish and e.layer + 1 == self._facts.layers
-    return costs.decode(len(e.requests), len(e.experts), on=e.finish, last=last)
+  def _took(self, costs: costs_lib.Costs, over: crossing.Flight) -> None:
+    """A launch needs its time, each of its layers."""
+    layers, experts = self._facts.layers, self._facts.experts
+    self._must(
+      over.spent >= over.least(costs, layers, experts),
+      f'launch {over.begun.launch} is faster than the device',
+    )
+
+  def _goes_on(self, number: int, r: _Request) -> None:
+    """A launch that may cross more layers has carried a request on."""
+    over = self._over
+    if r.moved or over is None or number not in over.begun.requests:
+      return
+    self._must(
+      r.crossed < over.begun.hops, f'request {number} crosses {r.crossed + 1}'
+    )
+    self._must(
+      r.need <= over.may,
+      f'request {number} goes on without {sorted(r.need - over.may)}',
+    )
+    over.read |= r.need
+    r.need, r.moved, r.crossed = frozenset(), True, r.crossed + 1
+
+  def _has_crossed(self, e: events.Crossed) -> None:
+    over = self._over
+    if over is None or over.begun.launch != e.launch:
+      self._must(False, f'launch {e.launch} has not just ended')
+      return
+    self._must(
+      set(e.experts) == over.read, f'launch {e.launch} read other experts'
+    )
+    here = (self._requests.get(number) for number in over.begun.requests)
+    self._must(
+      len(e.layers) == len(over.begun.requests)
+      and all(
+        r is None or r.crossed == layers
+        for r, layers in zip(here, e.layers, strict=False)
+      ),
+      f'launch {e.launch} did not cross {e.layers}',
+    )
+    if self._facts.costs is not None:
+      self._took(self._facts.costs, over)
 
   # Requests.
 
@@ -255,6 +320,7 @@ class _Check:
     if r is None:
       self._must(False, f'{e.request} is routed and has no row')
       return
+    self._goes_on(e.request, r)
     self._must(
       r.moved and e.time == self._answer,
       f'request {e.request} is routed, but no launch of it has ended',
@@ -286,6 +352,7 @@ class _Check:
     if r is None:
       self._must(False, f'{e.request} has a token and no row')
       return
+    self._goes_on(e.request, r)
     self._must(
       r.moved and r.layer == self._facts.layers - 1,
       f'request {e.request} has a token at layer {r.layer}',
@@ -295,6 +362,8 @@ class _Check:
 
   def _finished(self, e: events.Finished) -> None:
     r = self._requests.pop(e.request, None)
+    if r is not None and e.reason == 'error':
+      self._goes_on(e.request, r)
     self._must(
       r is not None and r.launch is None,
       f'request {e.request} ends that has no row, or in a launch',

@@ -9,7 +9,7 @@ be added up by hand.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from bevy_jax import costs as costs_lib
 from bevy_jax import protocols
@@ -17,8 +17,8 @@ from bevy_jax import request as request_lib
 from bevy_jax import trace as trace_lib
 from bevy_jax.layers import config as model_config
 
-# Tokens, soundness and choices, as in `Ended`.
-_Answer = tuple[Any, ...]
+# Of a launch.
+_Answer = Sequence[protocols.Hop]
 
 
 class Source(Protocol):
@@ -145,6 +145,7 @@ class VirtualExecutor:
 
   Attributes:
     chunk: prompt tokens a row that one prefill launch takes.
+    hops: layers that a launch can cross at most.
   """
 
   def __init__(
@@ -156,6 +157,7 @@ class VirtualExecutor:
     chunk: int = 32,
     priority: bool = False,
     gates: int = 0,
+    hops: int = 1,
   ):
     """An executor at time 0.
 
@@ -167,8 +169,9 @@ class VirtualExecutor:
       priority: see `load`.
       gates: answers tell the truth about so many layers ahead, for an oracle
         to spoil.
+      hops: see the class.
     """
-    self.chunk = chunk
+    self.chunk, self.hops = chunk, hops
     self._source, self._costs, self._layers = source, costs, layers
     self._priority, self._gates = priority, gates
     self._now = self._link = self._device = self._issued = 0
@@ -211,8 +214,7 @@ class VirtualExecutor:
       took, answer = self._decode(batch)
     begun = max(self._now, self._device)
     self._device = begun + took
-    ended = protocols.Ended(self._device, number, *answer)
-    self._ends.append(ended._replace(began=begun))
+    self._ends.append(protocols.Ended(self._device, number, answer, begun))
 
   def poll(self) -> list[protocols.Happened]:
     """See `Executor`; in order of the times."""
@@ -274,26 +276,57 @@ class VirtualExecutor:
       self._rows[e.row] = _Token(e.sampling.seed, e.position, 0)
     rows = [e.row for e in batch.entries]
     took = self._costs.decode(len(rows), 0, on=True, last=False)
-    return took, self._answer(rows, [-1] * len(rows))
+    return took, [self._answer(rows, [-1] * len(rows))]
 
   def _decode(self, batch: protocols.Batch) -> tuple[int, _Answer]:
-    last = batch.finish and batch.layer + 1 == self._layers
-    took = self._costs.decode(
-      len(batch.rows), len(batch.distinct), on=batch.finish, last=last
-    )
+    assert batch.tables is not None, 'no expert can be read'
+    rows, count, layer = batch.rows, len(batch.rows), batch.layer
+    last = batch.finish and layer + 1 == self._layers
+    distinct = batch.experts.bit_count()
+    took = self._costs.decode(count, distinct, on=batch.finish, last=last)
     if not batch.finish:
-      return took, ((), (), ())
-    tokens = []
-    for row in batch.rows:
-      who, position, layer = self._rows[row]
-      assert layer == batch.layer, f'row {row} waits at layer {layer}'
+      return took, ()
+    found = [self._hop(rows, range(count), layer)]
+    going: Sequence[int] = range(count)
+    for table in batch.tables[1:].tolist():
+      layer = (layer + 1) % self._layers
+      going, distinct = self._go_on(batch, going, table)
+      last = layer + 1 == self._layers
+      took += self._costs.hop(count, distinct, last=last)
+      if going:
+        found.append(self._hop(rows, going, layer))
+    return took, found
+
+  def _go_on(
+    self, batch: protocols.Batch, came: Sequence[int], table: list[int]
+  ) -> tuple[list[int], int]:
+    """Who goes on from where they came to, and the experts they read."""
+    going, read = [], set[int]()
+    for place in came:
+      choices = self._source.choices(*self._rows[batch.rows[place]])
+      if min([table[e] for e in choices]) >= 0:
+        going.append(place)
+        read.update(choices)
+    if batch.together and len(going) < len(batch.rows):
+      return [], 0
+    return going, len(read)
+
+  def _hop(
+    self, rows: Sequence[int], places: Sequence[int], layer: int
+  ) -> protocols.Hop:
+    """Some rows of a launch go through a layer."""
+    last, tokens = layer + 1 == self._layers, []
+    some = [rows[place] for place in places]
+    for row in some:
+      who, position, at = self._rows[row]
+      assert at == layer, f'row {row} waits at layer {at}'
       tokens.append(self._source.token(who, position) if last else -1)
       self._rows[row] = (
         _Token(who, position + 1, 0)
         if last
         else _Token(who, position, layer + 1)
       )
-    return took, self._answer(batch.rows, tokens)
+    return self._answer(some, tokens, places)
 
   def _prefill(self, batch: protocols.Batch) -> tuple[int, _Answer]:
     if batch.chunk is not None:
@@ -305,22 +338,28 @@ class VirtualExecutor:
         self._prompt += [None] * (self.chunk - len(ids))
     layer, prompt = batch.layer + 1, self._prompt
     count = sum(p is not None for p in prompt)
-    distinct = len(batch.distinct)
+    distinct = batch.experts.bit_count()
     took = self._costs.prefill(count, distinct, on=batch.finish)
     if not batch.finish:
-      return took, ((), (), ())
+      return took, ()
     # Behind the last layer nobody reads an answer.
     choices: list[tuple[int, ...]] = [
       self._source.prompt(*p, layer) if p and layer < self._layers else ()
       for p in prompt
     ]
-    return took, ([-1] * len(prompt), [True] * len(prompt), choices)
+    nothing, sound = [-1] * len(prompt), [True] * len(prompt)
+    return took, [protocols.Hop(nothing, sound, choices)]
 
-  def _answer(self, rows: Sequence[int], tokens: Sequence[int]) -> _Answer:
+  def _answer(
+    self,
+    rows: Sequence[int],
+    tokens: Sequence[int],
+    places: Sequence[int] = (),
+  ) -> protocols.Hop:
     choices = [self._source.choices(*self._rows[row]) for row in rows]
-    if not self._gates:
-      return tokens, [True] * len(rows), choices
-    return tokens, [True] * len(rows), choices, [*map(self._coming, rows)]
+    guesses = [*map(self._coming, rows)] if self._gates else ()
+    sound = [True] * len(rows)
+    return protocols.Hop(tokens, sound, choices, guesses, places)
 
   def _coming(self, row: int) -> list[tuple[int, ...]]:
     """What a row's token will use at the next layers, errors left to others."""

@@ -14,10 +14,9 @@ MODEL = flags.DEFINE_string('model', None, "'demo' or a model's directory.")
 SCHEDULER = flags.DEFINE_string('scheduler', None, 'lockstep or runahead.')
 EVICTION = flags.DEFINE_string('eviction', None, f'{config_lib.names()}.')
 PREFETCH = flags.DEFINE_string('prefetch', None, 'E.g. next_gate:depth=2.')
-CACHE = flags.DEFINE_string(
-  'cache', None, 'Fraction (0.5) of all experts, or a number of slots (64).'
-)
+CACHE = flags.DEFINE_string('cache', None, 'Fraction (0.5) or slots (64).')
 HOST_GIB = flags.DEFINE_float('host_gib', None, 'GiB for experts; 0: all.')
+HOPS = flags.DEFINE_string('hops', None, "Layers a launch, or 'pass'.")
 REQUESTS = flags.DEFINE_integer('requests', None, 'Rows that decode at once.')
 PROMPTS = flags.DEFINE_string('prompts', None, 'JSON lines with "prompt".')
 COUNT = flags.DEFINE_integer('count', None, 'How many of the prompts; 0: all.')
@@ -47,12 +46,12 @@ def build_config() -> configs.Decode:
   compare = COMPARE.value
   if compare is None and SCHEDULER.value is not None:
     compare = []  # One scheduler was asked for, not the config's comparison.
-  cache = None if CACHE.value is None else overrides.parse(CACHE.value)
   engine = {
     'scheduler': SCHEDULER.value,
     'eviction': EVICTION.value,
     'prefetch': PREFETCH.value,
-    'cache': cache,
+    'cache': overrides.parse(CACHE.value),
+    'hops': overrides.parse(HOPS.value),
     'host_gib': HOST_GIB.value,
     'requests': REQUESTS.value,
     'link': link,

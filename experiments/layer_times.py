@@ -2,13 +2,22 @@
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from bevy_jax import config as config_lib
-from bevy_jax import device, engine, events, figures, loading, protocols, steps
+from bevy_jax import (
+  device,
+  engine,
+  events,
+  figures,
+  hops,
+  loading,
+  protocols,
+  segments,
+)
 from bevy_jax import request as request_lib
 from bevy_jax import window as window_lib
 
@@ -44,7 +53,8 @@ class _Watched:
 
   def __init__(self, executor: device.DeviceExecutor):
     self._executor, self._spent = executor, list[float]()
-    self.chunk, self.now = executor.chunk, executor.now
+    self.chunk, self.hops = executor.chunk, executor.hops
+    self.now = executor.now
     self.load, self.launch = executor.load, executor.launch
     self.wait, self.close = executor.wait, executor.close
 
@@ -110,7 +120,9 @@ class Probe:
     run = engine.Engine(
       model,
       watched,
-      config_lib.SCHEDULERS[config.scheduler],
+      hops.give(
+        config_lib.SCHEDULERS[config.scheduler], config.hops, self._layers
+      ),
       config_lib.make_eviction(
         config.eviction, config.trace, self._layers, model.num_experts
       ),
@@ -145,20 +157,23 @@ class Probe:
 
   def _decode(self, rows: int, distinct: int) -> float:
     k = self._model.top_k
-    batches = []
-    for layer in range(self._layers):
-      slots = [
-        [
-          (row * k + choice) % distinct if choice < distinct else -1
-          for choice in range(k)
-        ]
-        for row in range(rows)
+    choices = [
+      [
+        (row * k + choice) % distinct if choice < distinct else distinct
+        for choice in range(k)
       ]
-      used = sorted({s for line in slots for s in line if s >= 0})
-      assert len(used) == distinct, 'the rows cannot use so many'
-      batches.append(protocols.Batch('decode', layer, range(rows), slots, used))
+      for row in range(rows)
+    ]
+    table = np.full((1, self._model.num_experts), -1, np.int32)
+    table[0, :distinct] = range(distinct)  # Expert n lies in slot n.
+    used = {e for line in choices for e in line if e < distinct}
+    assert len(used) == distinct, 'the rows cannot use so many'
+    batches = [
+      protocols.Batch('decode', layer, rows=range(rows), tables=table)
+      for layer in range(self._layers)
+    ]
     self._enter(rows)
-    return self._mean(batches)
+    return self._mean(batches, choices)
 
   def _enter(self, rows: int) -> None:
     """Rows in the middle of their context, so that attention has work."""
@@ -184,21 +199,29 @@ class Probe:
     ]
     self.executor.launch(-1, first)
     self._drain(1)
-    segments = steps.prefill_segments(self._model)
+    following = segments.prefill_segments(self._model)
     batches = [
-      protocols.Batch('prefill', layer, (), slots, range(distinct))
+      protocols.Batch('prefill', layer, slots=slots, distinct=range(distinct))
       for layer in range(self._layers)
-      if segments[layer] is not None
+      if following[layer] is not None
     ]
     # Of the only layer's experts no later token reads what prompts write.
     return self._mean(batches) if batches else 0.0
 
-  def _mean(self, batches: list[protocols.Batch]) -> float:
-    """Microseconds: mean of each batch's median over some turns."""
+  def _mean(
+    self,
+    batches: list[protocols.Batch],
+    choices: Sequence[Sequence[int]] = (),
+  ) -> float:
+    """Microseconds: mean of each batch's median over some turns.
+
+    `choices` are what the rows of each launch are said to have chosen.
+    """
     spent: list[list[int]] = [[] for _ in batches]
     begun, turns = time.perf_counter(), 0
     while turns < _LEAST or time.perf_counter() - begun < _SPEND:
       for batch, times in zip(batches, spent, strict=True):
+        self.executor.set_choices(choices)
         self.executor.launch(-1, batch)
         start = self.executor.now()
         times.append(self._drain(1) - start)

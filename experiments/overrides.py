@@ -33,10 +33,10 @@ def replace(record: Record, changes: dict[str, Any]) -> Record:
   return out
 
 
-def parse(text: str) -> Any:
-  """JSON where it is JSON, else the text itself."""
+def parse(text: str | None) -> Any:
+  """JSON where it is JSON, else the text itself, or None."""
   try:
-    return json.loads(text)
+    return json.loads(text or '')
   except ValueError:
     return text
 
@@ -57,6 +57,8 @@ def _set(record: Record, path: list[str], value: str) -> Record:
 def _typed(name: str, now: Any, new: Any) -> Any:
   if isinstance(now, tuple) and isinstance(new, str):
     return tuple(new.split(','))
+  if name == 'hops':
+    return new  # A number or a word, which the engine's config checks.
   numbers = (int, float)
   both = isinstance(now, numbers) and isinstance(new, numbers)
   # bool is an int in Python, but not in an experiment.

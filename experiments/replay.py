@@ -35,6 +35,7 @@ SCHEDULER = flags.DEFINE_string(
 EVICTION = flags.DEFINE_string(
   'eviction', 'lfu_decayed', ', '.join(config_lib.names()) + '.'
 )
+HOPS = flags.DEFINE_string('hops', '1', "Layers a launch, or 'pass'.")
 PREFETCH = flags.DEFINE_string('prefetch', 'none', 'none.')
 COMPARE = flags.DEFINE_list(
   'compare', [], 'scheduler[:eviction[:prefetch]] variants to compare.'
@@ -57,7 +58,10 @@ def build_config() -> simulation.Replay:
   """The experiment that the flags ask for; ValueError says what ails."""
   plain: dict[str, Any] = {flag.name: flag.value for flag in _PLAIN}
   return simulation.Replay(
-    cache=overrides.parse(CACHE.value), compare=tuple(COMPARE.value), **plain
+    cache=overrides.parse(CACHE.value),
+    hops=overrides.parse(HOPS.value),
+    compare=tuple(COMPARE.value),
+    **plain,
   )
 
 

@@ -11,6 +11,7 @@ from bevy_jax import engine as engine_lib
 from bevy_jax import (
   events,
   foresight,
+  hops,
   platforms,
   protocols,
   shapes,
@@ -45,6 +46,7 @@ class Replay:
       requests of the trace that do not decode here.
     prefetch: see `config.parse_prefetch`; an oracle is told the trace, and
       next_gate needs a model.
+    hops: see `EngineConfig.hops`.
     compare: scheduler:eviction:prefetch variants, each from a cold cache.
     first: first request of the trace.
     count: how many are admitted one after another; 0 for R.
@@ -66,6 +68,7 @@ class Replay:
   scheduler: str = 'runahead'
   eviction: str = 'lfu_decayed'
   prefetch: str = 'none'
+  hops: int | str = 1
   compare: tuple[str, ...] = ()
   first: int = 0
   count: int = 0
@@ -96,6 +99,7 @@ class Replay:
       requests=self.requests,
       link=self.link or 'device_put',
       link_depth=self.link_depth,
+      hops=self.hops,
     )
 
   def variants(self) -> list[tuple[str, str, str]]:
@@ -169,7 +173,8 @@ class Simulation:
     if isinstance(prefetch, str):
       prefetch = self._prefetcher(prefetch)
     if isinstance(scheduler, str):
-      scheduler = config_lib.SCHEDULERS[scheduler]
+      known = config_lib.SCHEDULERS[scheduler]
+      scheduler = hops.give(known, config.hops, self.trace.layers)
     if isinstance(eviction, str):
       eviction = self._eviction(eviction)
     executor = virtual.VirtualExecutor(
@@ -177,6 +182,7 @@ class Simulation:
       self.costs,
       self.trace.layers,
       gates=prefetch.gates,
+      hops=getattr(scheduler, 'hops', 1),
     )
     found = engine_lib.Engine(
       self._model,

@@ -25,6 +25,40 @@ class Work(NamedTuple):
   reads: jax.Array | int
 
 
+def can_read(table_E: jax.Array, ids_NxT: jax.Array) -> jax.Array:
+  """Which rows find all their choices in a table, see `work`: bool `[N]`."""
+  return jnp.all(table_E.at[ids_NxT].get(mode='clip') >= 0, axis=1)
+
+
+def work(
+  table_E: jax.Array, ids_NxT: jax.Array, active_N: jax.Array, most: int
+) -> Work:
+  """What some rows' choices read, by where each expert lies.
+
+  Args:
+    table_E: int32, slot of each expert, -1 where it may not be read.
+    ids_NxT: int32, the choices.
+    active_N: bool, rows that count; the others read nothing.
+    most: M, no fewer than the distinct experts that N rows can choose.
+  """
+  slots = table_E.at[ids_NxT].get(mode='clip')
+  slots = jnp.where(active_N[:, None], slots, -1)
+  # In the order of their ids: each compares with all, since a kernel or two
+  # of that are cheaper than a sort.
+  expert_E = jnp.arange(table_E.shape[0], dtype=jnp.int32)
+  chosen = (ids_NxT[:, :, None] == expert_E[None, None]) & (slots >= 0)[
+    :, :, None
+  ]
+  used_E = jnp.any(chosen, axis=(0, 1))
+  before_E = jnp.sum(
+    used_E[None] & (expert_E[None] < expert_E[:, None]), axis=1
+  )
+  place_M = jnp.arange(most, dtype=jnp.int32)
+  there = used_E[None] & (before_E[None] == place_M[:, None])
+  distinct = jnp.max(jnp.where(there, table_E[None], -1), axis=1)
+  return Work(slots, distinct, jnp.sum(used_E, dtype=jnp.int32))
+
+
 def attend(
   config: config_lib.ModelConfig,
   p: LayerParams,

@@ -34,6 +34,7 @@ class SlotTable:
     key_of: key of each slot, -1 where it is free.
     resident: experts that launches may read.
     loading: experts on their way into a slot.
+    resident_slots: int32 `[layers, experts]`, slots of `resident`, else -1.
     reading: experts that launches in flight may read.
     barred: one float a key, 0 where it `can_evict` and infinity elsewhere.
   """
@@ -47,15 +48,17 @@ class SlotTable:
     self.key_of = [-1] * slots
     self.resident = [0] * layers
     self.loading = [0] * layers
+    self.resident_slots = np.full((layers, experts), -1, np.int32)
     self.reading = [0] * layers
     self.barred = np.full(layers * experts, np.inf)
     self._free = list(range(slots - 1, -1, -1))
-    self._used = [False] * slots
+    self._used = [0] * layers
     # The last `barring`: what is awaited stays the same for many loads.
     self._awaited, self._kept = (0, 0), np.zeros(0, np.intp)
     # The last `within`: infinity but for one layer's own.
     self._apart, self._own = self.barred.copy(), slice(0)
     self._holds: list[tuple[int, int]] = []
+    self._bytes = (experts + 7) // 8
 
   @property
   def free(self) -> int:
@@ -77,7 +80,7 @@ class SlotTable:
     assert left, f'layer {layer} may fill no more slots'
     slot = self._free.pop()
     self.slot_of[key], self.key_of[slot] = slot, key
-    self._used[slot] = False
+    self._used[layer] &= ~(1 << expert)
     self.loading[layer] |= 1 << expert
     return slot
 
@@ -88,7 +91,9 @@ class SlotTable:
     self.loading[layer] &= ~(1 << expert)
     self.resident[layer] |= 1 << expert
     self.barred[key] = 0.0
-    return self.slot_of[key]
+    slot = self.slot_of[key]
+    self.resident_slots[layer, expert] = slot
+    return slot
 
   def abort_load(self, key: int) -> int:
     """A loading key is absent again, its slot free; returns the slot."""
@@ -111,23 +116,18 @@ class SlotTable:
     layer, expert = divmod(key, self.experts)
     self.resident[layer] &= ~(1 << expert)
     self.barred[key] = np.inf
+    self.resident_slots[layer, expert] = -1
     slot = self.slot_of[key]
     self.slot_of[key], self.key_of[slot] = -1, -1
     self._free.append(slot)
-    return slot, self._used[slot]
+    return slot, bool(self._used[layer] >> expert & 1)
 
-  def hold(self, layer: int, experts: int) -> list[int]:
-    """Marks resident experts as read by a launch; returns their slots."""
+  def hold(self, layer: int, experts: int) -> None:
+    """Keeps resident experts, which a launch may read, from giving way."""
     assert experts & ~self.resident[layer] == 0, 'a launch misses an expert'
     self._holds.append((layer, experts))
     self.reading[layer] |= experts
-    base = layer * self.experts
-    keys = [base + e for e in bits(experts)]
-    self.barred[keys] = np.inf
-    slots = [self.slot_of[key] for key in keys]
-    for slot in slots:
-      self._used[slot] = True
-    return slots
+    self._of(layer)[self._mask(experts)] = np.inf
 
   def release(self, layer: int, experts: int) -> None:
     """Undoes one `hold`."""
@@ -136,9 +136,37 @@ class SlotTable:
     for held, mask in self._holds:
       if held == layer:
         self.reading[layer] |= mask
-    base = layer * self.experts
-    let_go = bits(experts & ~self.reading[layer])
-    self.barred[[base + e for e in let_go]] = 0.0
+    let_go = experts & ~self.reading[layer]
+    self._of(layer)[self._mask(let_go)] = 0.0
+
+  def read(self, layer: int, experts: int) -> None:
+    """Notes that a launch reads experts; `evict` tells of it."""
+    self._used[layer] |= experts
+
+  def snapshot(
+    self, layer: int, experts: int, hops: int
+  ) -> npt.NDArray[np.int32]:
+    """Slots as they are now: int32 `[hops, experts]`, -1 where not here.
+
+    Of a first layer some experts alone, of the layers behind it all that are
+    resident; behind the last layer comes the first one.
+    """
+    order = np.arange(layer, layer + hops) % len(self.resident)
+    found = self.resident_slots[order]
+    found[0][~self._mask(experts)] = -1
+    return found
+
+  def _of(self, layer: int) -> npt.NDArray[np.float64]:
+    """A layer's part of `barred`."""
+    return self.barred[layer * self.experts : (layer + 1) * self.experts]
+
+  def _mask(self, experts: int) -> npt.NDArray[np.bool_]:
+    """A layer's bitmap as one flag an expert."""
+    packed = experts.to_bytes(self._bytes, 'little')
+    flags = np.unpackbits(
+      np.frombuffer(packed, np.uint8), count=self.experts, bitorder='little'
+    )
+    return flags.view(np.bool_)
 
   def evictable(self, layer: int) -> int:
     """Bitmap of a layer's experts that `can_evict`."""
@@ -199,7 +227,7 @@ class SlotTable:
     held = [0] * layers
     for layer, mask in self._holds:
       held[layer] |= mask
-    evictable = 0
+    evictable = here = 0
     for layer, reading in enumerate(self.reading):
       resident, loading = self.resident[layer], self.loading[layer]
       two = resident & loading | (resident | loading) ^ owned[layer]
@@ -207,7 +235,16 @@ class SlotTable:
       assert held[layer] == reading, f'layer {layer}: holds, reading differ'
       assert reading & ~resident == 0, f'layer {layer}: read, gone'
       evictable |= self.evictable(layer) << layer * self.experts
-    # Bytes of one bit a key: a walk over all keys costs ten times as much.
-    may = np.packbits(self.barred == 0, bitorder='little').tobytes()
-    wrong = int.from_bytes(may, 'little') ^ evictable
+      here |= resident << layer * self.experts
+    wrong = _joined(self.barred == 0) ^ evictable
     assert not wrong, f'keys {[*bits(wrong)]} are barred wrongly'
+    told, truly = self.resident_slots.ravel(), np.array(self.slot_of)
+    wrong = _joined(told >= 0) ^ here
+    wrong |= _joined((told >= 0) & (told != truly))
+    assert not wrong, f'keys {[*bits(wrong)]} have other slots'
+
+
+def _joined(flags: npt.NDArray[np.bool_]) -> int:
+  """One long bitmap: a walk over all keys costs ten times as much."""
+  packed = np.packbits(flags, bitorder='little').tobytes()
+  return int.from_bytes(packed, 'little')

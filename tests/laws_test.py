@@ -51,7 +51,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -67,25 +67,42 @@ from bevy_jax.offload import prefetch, slot_table
 # These two under every eviction, the others under two: time is short.
 _FIRST = ('lockstep', 'runahead')
 _FEW = ('lru', 'reuse')
-_PLAIN = {
-  f'{name}_{eviction}': (scheduler, policy)
-  for (name, scheduler), (eviction, policy) in itertools.product(
-    config_lib.SCHEDULERS.items(),
-    # What is popular depends on the world: `_run` makes it.
-    [*config_lib.EVICTIONS.items(), ('static', None)],
-  )
-  if name in _FIRST or eviction in _FEW
-} | {
-  f'{name}_{eviction}': (scheduler, config_lib.EVICTIONS[eviction])
-  for (name, scheduler), eviction in itertools.product(
-    [
-      ('runahead_near', runahead.Runahead(max_lag=1)),
-      ('runahead_deep', runahead.Runahead(depth=5)),
-      ('largest_near', baselines.Largest(max_lag=2)),
-    ],
-    ['lfu_decayed', 'reuse'],
-  )
-}
+_PLAIN = (
+  {
+    f'{name}_{eviction}': (scheduler, policy)
+    for (name, scheduler), (eviction, policy) in itertools.product(
+      config_lib.SCHEDULERS.items(),
+      # What is popular depends on the world: `_run` makes it.
+      [*config_lib.EVICTIONS.items(), ('static', None)],
+    )
+    if name in _FIRST or eviction in _FEW
+  }
+  | {
+    f'{name}_{eviction}': (scheduler, config_lib.EVICTIONS[eviction])
+    for (name, scheduler), eviction in itertools.product(
+      [
+        ('runahead_near', runahead.Runahead(max_lag=1)),
+        ('runahead_deep', runahead.Runahead(depth=5)),
+        ('largest_near', baselines.Largest(max_lag=2)),
+      ],
+      ['lfu_decayed', 'reuse'],
+    )
+  }
+  | {
+    f'{name}_hops{hops}_{eviction}': (
+      dataclasses.replace(scheduler, hops=hops),
+      config_lib.EVICTIONS[eviction],
+    )
+    for (name, scheduler), (hops, eviction) in itertools.product(
+      [
+        ('lockstep', baselines.Lockstep()),
+        ('runahead', runahead.Runahead()),
+        ('runahead_free', runahead.Runahead(max_lag=None, near=None, depth=3)),
+      ],
+      [(2, 'lru'), (4, 'reuse'), (8, 'lfu_decayed')],
+    )
+  }
+)
 # Scheduler, eviction, prefetcher: each of them at least once, each prefetcher
 # guarded and not, near and far, under both schedulers.
 _PREFETCHED = {
@@ -123,8 +140,7 @@ _PARTED = {
 _VARIANTS |= _PARTED
 _SEEDS = 60
 _Kind = TypeVar('_Kind', bound=events.Event)
-# Tokens, soundness, choices and perhaps guesses, as in `Ended`.
-_Answer = tuple[Sequence[Any], ...]
+_Answer = Sequence[protocols.Hop]
 
 
 @dataclasses.dataclass
@@ -150,11 +166,12 @@ class Fake:
 
   Attributes:
     chunk: see `Executor`.
+    hops: see `Executor`.
     content: key in each slot, -1 where none is, None while one is coming.
     excused: keys that failed, with the rows whose prompts needed them then.
   """
 
-  chunk = 4
+  chunk, hops = 4, 8
 
   def __init__(
     self,
@@ -216,9 +233,11 @@ class Fake:
       answer = self._decode(batch)
     took = self._random.randint(1, self._paces[1])
     self._device = max(self._device, self._now) + took
-    ended = protocols.Ended(self._device, number, *answer)
-    distinct = tuple(batch.distinct)
-    self._works.append(_Work(self._device, rows, distinct, ended))
+    ended = protocols.Ended(self._device, number, answer)
+    slots = tuple(batch.distinct)
+    if batch.tables is not None:
+      slots = tuple(batch.tables[batch.tables >= 0].tolist())
+    self._works.append(_Work(self._device, rows, slots, ended))
 
   def poll(
     self,
@@ -259,22 +278,55 @@ class Fake:
     for e in batch.entries:
       self._rows[e.row] = self._arrived(e.sampling.seed, e.position, 0)
     tokens = [self._rows[e.row] for e in batch.entries]
-    return self._answer([-1] * len(tokens), tokens)
+    return [self._answer([-1] * len(tokens), tokens)]
 
   def _decode(self, batch: protocols.Batch) -> _Answer:
-    for row, slots in zip(batch.rows, batch.slots, strict=True):
-      self._apply(self._rows[row], slots, batch)
-    if not batch.finish:
-      return (), (), ()
-    drawn = []
-    for row in batch.rows:
-      old = self._rows[row]
+    assert batch.tables is not None, 'no expert can be read'
+    places, found = list(range(len(batch.rows))), list[protocols.Hop]()
+    first = batch.tables[0].tolist()
+    there = sum(1 << e for e, slot in enumerate(first) if slot >= 0)
+    assert there == batch.experts, 'other experts than it applies'
+    for hop, table in enumerate(batch.tables.tolist()):
+      layer = (batch.layer + hop) % self._layers
+      places = self._can_go(batch, places, table) if hop else places
+      if not places:
+        break
+      for place in places:
+        token = self._rows[batch.rows[place]]
+        slots = [table[e] for e in token.choices]
+        self._apply(token, slots, layer, batch.finish)
+      if batch.finish:
+        found.append(self._next(batch, places, hop))
+    return found
+
+  def _can_go(
+    self, batch: protocols.Batch, places: list[int], table: list[int]
+  ) -> list[int]:
+    tokens = [self._rows[batch.rows[place]] for place in places]
+    able = [
+      place
+      for place, t in zip(places, tokens, strict=True)
+      if min(table[e] for e in t.choices) >= 0
+      and self._error != (t.who, t.position, t.layer)
+    ]
+    all_can = len(able) == len(batch.rows)
+    return able if all_can or not batch.together else []
+
+  def _next(
+    self, batch: protocols.Batch, places: list[int], hop: int
+  ) -> protocols.Hop:
+    drawn, tokens = [], []
+    for place in places:
+      old = self._rows[batch.rows[place]]
       last = old.layer + 1 == self._layers
       drawn.append(draw(old.who, old.position) if last else -1)
-      self._rows[row] = self._arrived(
-        old.who, old.position + last, 0 if last else old.layer + 1
+      tokens.append(
+        self._arrived(
+          old.who, old.position + last, 0 if last else old.layer + 1
+        )
       )
-    return self._answer(drawn, [self._rows[row] for row in batch.rows])
+      self._rows[batch.rows[place]] = tokens[-1]
+    return self._answer(drawn, tokens, places if hop else ())
 
   def _prefill(self, batch: protocols.Batch) -> _Answer:
     if batch.chunk is not None:
@@ -294,9 +346,10 @@ class Fake:
         if i // self.chunk in self._dropped and max(slots) < 0:
           continue
         if token is not None:
-          self._apply(token, slots, batch)
+          self._apply(token, slots, batch.layer, batch.finish)
+          assert set(slots) - {-1} <= set(batch.distinct), 'not announced'
       if not batch.finish:
-        return (), (), ()
+        return []
       self._prompt = [
         t and self._arrived(t.who, t.position, t.layer + 1)
         for t in self._prompt
@@ -304,24 +357,26 @@ class Fake:
     count = len(self._prompt)
     nobody = (0,) * self._model.top_k
     choices = [t.choices if t else nobody for t in self._prompt]
-    return [-1] * count, [True] * count, choices
+    return [protocols.Hop([-1] * count, [True] * count, choices)]
 
   def _apply(
-    self, token: _Token, slots: Sequence[int], batch: protocols.Batch
+    self, token: _Token, slots: Sequence[int], layer: int, finish: bool
   ) -> None:
-    assert token.layer == batch.layer, 'a row waits at another layer'
+    assert token.layer == layer, 'a row waits at another layer'
     for expert, slot in zip(token.choices, slots, strict=True):
       if slot >= 0:
-        key = batch.layer * self._model.num_experts + expert
+        key = layer * self._model.num_experts + expert
         assert self.content[slot] == key, f'slot {slot} does not hold {key}'
-        assert slot in batch.distinct, f'slot {slot} is not announced'
         token.done.add(expert)
-    if batch.finish:
+    if finish:
       assert token.done == set(token.choices), 'a launch misses an expert'
 
-  def _answer(self, drawn: list[int], tokens: list[_Token]) -> _Answer:
+  def _answer(
+    self, drawn: list[int], tokens: list[_Token], places: Sequence[int] = ()
+  ) -> protocols.Hop:
     sound = [self._error != (t.who, t.position, t.layer) for t in tokens]
-    return drawn, sound, [t.choices for t in tokens], self._ahead(tokens)
+    choices, guesses = [t.choices for t in tokens], self._ahead(tokens)
+    return protocols.Hop(drawn, sound, choices, guesses, places)
 
   def _ahead(self, tokens: list[_Token]) -> list[list[tuple[int, ...]]]:
     """What they will use at the layers to come, sometimes wrong."""

@@ -77,7 +77,7 @@ def _expected(number: int) -> list[int]:
 
 def _run(
   scheduler: str, prefetch: str, slots: int, requests: list[request_lib.Request]
-) -> tuple[list[events.Event], list[protocols.Ended]]:
+) -> tuple[list[events.Event], list[protocols.Hop]]:
   """The log, and every answer of a launch."""
   executor = _model().executor
   executor.drain()
@@ -93,12 +93,14 @@ def _run(
     link_depth=4,
     prefetcher=prefetcher,
   )
-  answers: list[protocols.Ended] = []
+  answers: list[protocols.Hop] = []
   plain = executor.poll
 
   def poll() -> list[protocols.Happened]:
     happened = plain()
-    answers.extend(e for e in happened if isinstance(e, protocols.Ended))
+    for event in happened:
+      if isinstance(event, protocols.Ended):
+        answers.extend(event.hops)
     return happened
 
   executor.poll = poll  # type: ignore[method-assign]
@@ -169,7 +171,7 @@ class PrefetchParityTest(parameterized.TestCase):
       self.assertIn('prefetch', causes)
 
   def test_gates_say_what_plain_jax_says(self):
-    """Seen to fail with `steps.gates` from this layer on."""
+    """Seen to fail with `segments.gates` from this layer on."""
     (request, *_) = _requests()
     _, answers = _run('lockstep', 'next_gate:depth=2', 9, [request])
     text = [*request.prompt, *_expected(0)]

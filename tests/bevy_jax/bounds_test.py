@@ -17,7 +17,7 @@ LAYERS, EXPERTS, TOP_K = 4, 8, 2
 class Scripted:
   """Executor on a clock of its own; routing drawn by row and turn."""
 
-  chunk = 4
+  chunk, hops = 4, 1
 
   def __init__(self, seed):
     self.seed, self.clock, self.link_free, self.gpu_free = seed, 0, 0, 0
@@ -30,16 +30,22 @@ class Scripted:
 
   def launch(self, number, batch):
     rows = list(batch.rows) or [e.row for e in batch.entries]
-    duration = 20 + 3 * len(batch.distinct) + 2 * len(rows)
+    duration = 20 + 3 * batch.experts.bit_count() + 2 * len(rows)
     self.gpu_free = max(self.clock, self.gpu_free) + duration
     last = batch.kind == 'decode' and batch.layer == LAYERS - 1
     self.happening.append(
       protocols.Ended(
         self.gpu_free,
         number,
-        [7 if last else -1] * len(rows),
-        [True] * len(rows),
-        [self.choose(row) for row in rows] if batch.finish else [],
+        [
+          protocols.Hop(
+            [7 if last else -1] * len(rows),
+            [True] * len(rows),
+            [self.choose(row) for row in rows],
+          )
+        ]
+        if batch.finish
+        else [],
       )
     )
 

@@ -40,13 +40,27 @@ class SpansTest(parameterized.TestCase):
       events.LaunchEnded(33, 2),
     ]
     self.assertEqual(
-      busy.launches(log),
+      [ran[:4] for ran in busy.launches(log)],
       [
         (begun[0], 5, 10, False),
         (begun[1], 10, 18, False),
         (begun[2], 30, 33, False),
       ],
     )
+
+  def test_what_a_launch_reads_behind_its_first_layer(self):
+    begun = [
+      events.LaunchBegun(t, n, 'decode', 0, (0,), (1,), True, 2, (0,) * 4)
+      for n, t in enumerate((5, 6))
+    ]
+    log = [
+      *begun,
+      events.LaunchEnded(10, 0),
+      events.Crossed(10, 0, (2,), (7, 8)),
+      events.LaunchEnded(18, 1),
+      events.Crossed(18, 1, (1,), ()),
+    ]
+    self.assertEqual([ran.more for ran in busy.launches(log)], [2, 0])
 
   @parameterized.parameters(
     ([], 0),

@@ -19,6 +19,7 @@ _LOG = [
     7, 0, 'decode', 1, (0, 2), (12, 13), True, 1, (1, 2, 3, 4)
   ),
   events.LaunchEnded(8, 0),
+  events.Crossed(8, 0, (2, 1), (21, 23)),
   events.Routed(9, 0, 1, 2, (3, 1), 1, 6),
   events.Token(10, 0, 1, 95),
   events.LoadLanded(10, 13, 4, (6, 9)),

@@ -20,7 +20,7 @@ LAYERS, EXPERTS, TOP_K, SLOTS = 4, 8, 2, 11
 class Scripted:
   """Executor on a clock of its own; routing drawn by row and turn."""
 
-  chunk = 4
+  chunk, hops = 4, 1
 
   def __init__(self):
     self.clock, self.free = 0, [0, 0]
@@ -37,9 +37,15 @@ class Scripted:
       protocols.Ended(
         self._done(1, 30),
         number,
-        [7 if last else -1] * len(rows),
-        [True] * len(rows),
-        [self._choose(row) for row in rows] if batch.finish else [],
+        [
+          protocols.Hop(
+            [7 if last else -1] * len(rows),
+            [True] * len(rows),
+            [self._choose(row) for row in rows],
+          )
+        ]
+        if batch.finish
+        else [],
       )
     )
 

@@ -12,6 +12,7 @@ from absl.testing import absltest, parameterized
 from bevy_jax import config as config_lib
 from bevy_jax import costs as costs_lib
 from bevy_jax import engine, events, relive, synthetic, virtual
+from bevy_jax import hops as hops_lib
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 
@@ -29,7 +30,9 @@ def _told(log: list[events.Event]) -> list[Any]:
     elif isinstance(e, events.Evicted):
       out.append(('evicted', e.key, e.slot, e.used))
     elif isinstance(e, events.LaunchBegun):
-      out.append((e.kind, e.layer, e.requests, e.experts, e.finish))
+      out.append((e.kind, e.layer, e.requests, e.experts, e.finish, e.hops))
+    elif isinstance(e, events.Crossed):
+      out.append(('crossed', e.layers, e.experts))
     elif isinstance(e, events.Routed):
       out.append((e.request, e.token, e.layer, e.experts, e.hits, e.position))
     elif isinstance(e, events.PrefillRouted):
@@ -41,10 +44,11 @@ def _told(log: list[events.Event]) -> list[Any]:
   return out
 
 
-def _simulated(seed: int, scheduler: str, eviction: str):
+def _simulated(seed: int, scheduler: str, eviction: str, hops: int | str = 1):
   """A random run and what `relive` must know of it."""
   rng = random.Random(seed)
   layers, experts, top_k = rng.randint(1, 4), rng.randint(4, 9), 3
+  layers *= 1 if hops == 1 else 2
   model = model_config.tiny(
     num_layers=layers,
     num_experts=experts,
@@ -54,6 +58,7 @@ def _simulated(seed: int, scheduler: str, eviction: str):
   costs = costs_lib.Costs(
     load=rng.randint(1, 40), launch=rng.randint(1, 40), host_load=3
   )
+  most = hops_lib.most(hops, layers)
   settings = {
     'rows': rng.randint(1, 5),
     'slots': rng.randint(top_k, layers * experts),
@@ -62,9 +67,9 @@ def _simulated(seed: int, scheduler: str, eviction: str):
   found = engine.Engine(
     model,
     virtual.VirtualExecutor(
-      synthetic.Hash(experts, top_k, seed), costs, layers, chunk=4
+      synthetic.Hash(experts, top_k, seed), costs, layers, chunk=4, hops=most
     ),
-    config_lib.SCHEDULERS[scheduler],
+    hops_lib.give(config_lib.SCHEDULERS[scheduler], hops, layers),
     config_lib.EVICTIONS[eviction],
     **settings,
   )
@@ -79,7 +84,7 @@ def _simulated(seed: int, scheduler: str, eviction: str):
     )
   while found.busy:
     found.step()
-  return found.log, model, settings | {'chunk': 4}
+  return found.log, model, settings | {'chunk': 4, 'hops': most}
 
 
 class ReliveTest(parameterized.TestCase):
@@ -93,6 +98,26 @@ class ReliveTest(parameterized.TestCase):
       log, model, settings = _simulated(seed, scheduler, eviction)
       again = relive.relive(log, model, *policies, **settings)
       self.assertEqual(_told(again), _told(log))
+
+  @parameterized.product(
+    scheduler=('lockstep', 'runahead'),
+    eviction=('lru', 'reuse'),
+    hops=(2, 4, 'pass'),
+  )
+  def test_launches_of_several_layers_too(self, scheduler, eviction, hops):
+    crossed = set()
+    for seed in range(_SEEDS):
+      log, model, settings = _simulated(seed, scheduler, eviction, hops)
+      layers = len(model.moe_ids)
+      policies = (
+        hops_lib.give(config_lib.SCHEDULERS[scheduler], hops, layers),
+        config_lib.EVICTIONS[eviction],
+      )
+      again = relive.relive(log, model, *policies, **settings)
+      self.assertEqual(_told(again), _told(log))
+      for e in log:
+        crossed |= set(e.layers) if isinstance(e, events.Crossed) else set()
+    self.assertGreater(len(crossed), 1)
 
   def test_another_eviction_parts_from_it(self):
     parted = 0

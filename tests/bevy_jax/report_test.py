@@ -321,7 +321,7 @@ class WindowTest(parameterized.TestCase):
 class Scripted:
   """Executor on a clock of its own; routing drawn by row and turn."""
 
-  chunk = 4
+  chunk, hops = 4, 1
 
   def __init__(self, layers, experts, top_k):
     self.layers, self.experts, self.top_k = layers, experts, top_k
@@ -335,15 +335,21 @@ class Scripted:
 
   def launch(self, number, batch):
     rows = list(batch.rows) or [e.row for e in batch.entries]
-    duration = 20 + 3 * len(batch.distinct) + 2 * len(rows)
+    duration = 20 + 3 * batch.experts.bit_count() + 2 * len(rows)
     self.gpu_free = max(self.clock, self.gpu_free) + duration
     last = batch.kind == 'decode' and batch.layer == self.layers - 1
     ends = protocols.Ended(
       self.gpu_free,
       number,
-      [7 if last else -1] * len(rows),
-      [True] * len(rows),
-      [self.choose(row) for row in rows] if batch.finish else [],
+      [
+        protocols.Hop(
+          [7 if last else -1] * len(rows),
+          [True] * len(rows),
+          [self.choose(row) for row in rows],
+        )
+      ]
+      if batch.finish
+      else [],
     )
     self.happening.append(ends)
 

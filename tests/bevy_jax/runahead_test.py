@@ -57,7 +57,8 @@ class LaunchTest(parameterized.TestCase):
     view = _view([far, missing, one, two, pass_ahead], (0b111, 0b1))
     launch = _PLAIN.launch(view)
     # Who is at the same layer of a later pass comes along: it costs nothing.
-    self.assertEqual(launch, (0, [one, two, pass_ahead], 0b111, True, 1))
+    wanted = protocols.Launch(0, [one, two, pass_ahead], 0b111)
+    self.assertEqual(launch, wanted)
 
   def test_nobody_is_ready(self):
     self.assertIsNone(runahead.Runahead().launch(_view([], (0, 0))))

@@ -16,15 +16,26 @@ from typing import NamedTuple
 
 from absl.testing import absltest, parameterized
 
+from bevy_jax import (
+  baselines,
+  engine,
+  events,
+  runahead,
+  synthetic,
+  validate,
+  virtual,
+)
 from bevy_jax import config as config_lib
 from bevy_jax import costs as costs_lib
-from bevy_jax import engine, events, runahead, synthetic, validate, virtual
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 
 _SCHEDULERS = config_lib.SCHEDULERS | {
   'runahead_near': runahead.Runahead(max_lag=1),
   'runahead_deep': runahead.Runahead(depth=5),
+  'lockstep_hops': baselines.Lockstep(hops=8),
+  'runahead_hops': runahead.Runahead(hops=8),
+  'runahead_free': runahead.Runahead(hops=8, max_lag=None, near=None, depth=4),
 }
 _PLAIN = ('bevy', 'split', 'largest', 'solo')
 _SEEDS = 50
@@ -61,7 +72,8 @@ def _costs(rng: random.Random) -> costs_lib.Costs:
 def _run(seed: int, scheduler: str, eviction: str) -> _Ran:
   """A random world, run to its end."""
   rng = random.Random(seed)
-  layers, experts = rng.randint(1, 4), rng.randint(4, 12)
+  far = getattr(_SCHEDULERS[scheduler], 'hops', 1)
+  layers, experts = rng.randint(1, max(4, far)), rng.randint(4, 12)
   top_k = rng.randint(1, 4)
   rows = rng.randint(1, 16)
   slots = rng.choice((top_k, top_k + 1, 2 * top_k, layers * experts))
@@ -86,7 +98,11 @@ def _run(seed: int, scheduler: str, eviction: str) -> _Ran:
   found = engine.Engine(
     model,
     virtual.VirtualExecutor(
-      synthetic.Hash(experts, top_k, seed), facts.costs, layers, chunk=4
+      synthetic.Hash(experts, top_k, seed),
+      facts.costs,
+      layers,
+      chunk=4,
+      hops=rng.randint(1, 8) if far > 1 else 1,
     ),
     _SCHEDULERS[scheduler],
     config_lib.EVICTIONS[eviction],

@@ -226,7 +226,7 @@ class DeviceTest(absltest.TestCase):
     executor = _executor(launch=2, shared=3, expert=4, prompt=5, host_launch=1)
     executor.launch(0, protocols.Batch('prefill', -1, chunk=_chunk(3)))
     wave = protocols.Batch(
-      'prefill', 0, slots=[[0, 1]] * 3, distinct=[0, 1], finish=False
+      'prefill', 0, 0b11, slots=[[0, 1]] * 3, distinct=[0, 1], finish=False
     )
     executor.launch(1, wave)
     executor.launch(2, wave._replace(finish=True))
@@ -239,9 +239,9 @@ class DeviceTest(absltest.TestCase):
     # 1 + 2 + 3 + 3 * 5; 2 + 2 * 4 + 15 for a wave; 3 more to go on.
     self.assertEqual([e.time for e in ends], [21, 46, 74])
     self.assertEqual([e.began for e in ends], [1, 21, 46])
-    self.assertEqual(ends[0].choices[:3], [(0, 1)] * 3)
-    self.assertLen(ends[0].choices, executor.chunk)
-    self.assertEqual(ends[1].choices, ())
+    self.assertEqual(ends[0].hops[0].choices[:3], [(0, 1)] * 3)
+    self.assertLen(ends[0].hops[0].choices, executor.chunk)
+    self.assertEqual(ends[1].hops, ())
 
   def test_the_clock_moves_forward_alone(self):
     executor = virtual.VirtualExecutor(

@@ -307,8 +307,9 @@ class StressTest(absltest.TestCase):
     if expert in resident:
       few = list({expert, *few[:2]})
     experts = sum(1 << e for e in few)
-    slots = table.hold(layer, experts)
-    keys = [table.key_of[s] for s in slots]
+    table.hold(layer, experts)
+    keys = [layer * table.experts + e for e in sorted(few)]
+    slots = [table.slot_of[key] for key in keys]
     padded = (slots * 3)[:3]  # One shape alone is compiled.
     answer = _sums(pool, np.array(padded, np.int32), turns)
     return _Read(answer, layer, experts, keys)

@@ -49,8 +49,9 @@ class SlotTableTest(absltest.TestCase):
 
   def test_evict_says_whether_anybody_read_it(self):
     slots = [self._load(key) for key in (0, 1)]
-    self.assertEqual(self.table.hold(0, 0b10), [slots[1]])
-    self.table.release(0, 0b10)
+    self.table.hold(0, 0b11)
+    self.table.read(0, 0b10)
+    self.table.release(0, 0b11)
     self.assertEqual(self.table.evict(0), (slots[0], False))
     self.assertEqual(self.table.evict(1), (slots[1], True))
     # The next owner of the slot starts unread.
@@ -78,6 +79,25 @@ class SlotTableTest(absltest.TestCase):
     self.assertFalse(self.table.can_evict(0))
     self.table.release(0, 1)
     self.assertTrue(self.table.can_evict(0))
+
+  def test_a_snapshot_has_what_is_resident_now(self):
+    table = slot_table.SlotTable(layers=3, experts=3, slots=5)
+    at = {}
+    for key in (1, 2, 5, 8):
+      at[key] = table.begin_load(key)
+      if key != 5:
+        table.finish_load(key)
+    found = table.snapshot(2, 0b100, 1)
+    np.testing.assert_array_equal(found, [[-1, -1, at[8]]])
+    found = table.snapshot(0, 0b100, 3)
+    wanted = [[-1, -1, at[2]], [-1, -1, -1], [-1, -1, at[8]]]
+    np.testing.assert_array_equal(found, wanted)
+    table.finish_load(5)
+    np.testing.assert_array_equal(found, wanted)
+    # Behind the last layer comes the first, with all that it has.
+    found = table.snapshot(2, 0, 2)
+    np.testing.assert_array_equal(found, [[-1] * 3, [-1, at[1], at[2]]])
+    table.check_integrity()
 
   def test_a_launch_that_misses_an_expert_is_refused(self):
     self.table.begin_load(0)
@@ -171,6 +191,9 @@ class SlotTableTest(absltest.TestCase):
       ('reading', 1, 0b1),
       ('barred', 0, 1.0),
       ('barred', 5, 0.0),
+      ('resident_slots', (0, 0), 1),
+      ('resident_slots', (0, 0), -1),
+      ('resident_slots', (1, 0), 0),
     ):
       table = slot_table.SlotTable(layers=2, experts=4, slots=3)
       table.begin_load(0)
