@@ -14,6 +14,7 @@ from bevy_jax import config as config_lib
 from bevy_jax import device as device_lib
 from bevy_jax import engine as engine_lib
 from bevy_jax import events, loading, storage
+from bevy_jax import hops as hops_lib
 from bevy_jax import report as report_lib
 from bevy_jax import request as request_lib
 from bevy_jax import window as window_lib
@@ -44,6 +45,7 @@ class Options:
     eviction: of all variants but the one with 'lru'.
     link: see `EngineConfig`.
     link_depth: see there.
+    hops: see there.
     strict: see there; float32 and one row bucket.
     lru_turns: turns of the variant with 'lru', the slowest by far; 0 for all.
     threads: that fill host memory; 0 for as many as the machine has.
@@ -57,6 +59,7 @@ class Options:
   eviction: str = cells.EVICTION
   link: str = 'auto'
   link_depth: int = 4
+  hops: int | str = 1
   strict: bool = False
   lru_turns: int = 0
   threads: int = 0
@@ -133,6 +136,7 @@ class Machine:
       eviction=options.eviction,
       link=options.link,
       link_depth=options.link_depth,
+      hops=options.hops,
       context=options.positions,
       chunk=1,
       strict=options.strict,
@@ -237,7 +241,9 @@ class Machine:
     return engine_lib.Engine(
       self._model.config,
       self.executor,
-      config_lib.SCHEDULERS[scheduler],
+      hops_lib.give(
+        config_lib.SCHEDULERS[scheduler], self._config.hops, self._layers
+      ),
       config_lib.EVICTIONS[eviction],
       rows=self._config.requests,
       slots=slots,
