@@ -17,6 +17,22 @@ from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import norm, router
 
 
+def ids(
+  p: dict[str, Any], seeds_N: jax.Array, positions_N: jax.Array
+) -> jax.Array | None:
+  """What rows use at a layer, int32 `[N, T]`; None where nothing is recorded.
+
+  Row i replays recording `seeds[i]` at `positions[i]`, both modulo what the
+  recording has.
+  """
+  if 'forced' not in p:
+    return None
+  with jax.named_scope('forced'):
+    requests, positions, _ = p['forced'].shape
+    found: jax.Array = p['forced'][seeds_N % requests, positions_N % positions]
+    return found.astype(jnp.int32)
+
+
 def apply(
   config: config_lib.ModelConfig,
   p: dict[str, Any],
@@ -27,18 +43,17 @@ def apply(
 ) -> router.Routing:
   """The recorded ids, weighed by this router; `routing` where none are.
 
-  Row i replays recording `seeds[i]` at `positions[i]`, both modulo what the
-  recording has. Soundness stays the router's.
+  Soundness stays the router's. Its product is written twice but made once:
+  the compiler sees that both are the same.
   """
-  if 'forced' not in p:
+  given = ids(p, seeds_N, positions_N)
+  if given is None:
     return routing
   with jax.named_scope('forced'):
-    table = p['forced']
-    requests, positions, _ = table.shape
-    ids = table[seeds_N % requests, positions_N % positions].astype(jnp.int32)
     h = norm.rms_norm(x_NxD, p['mlp_norm'], config.norm_eps)
     logits = router.logits(p['router'], h)
-    return routing._replace(ids=ids, weights=router.weigh(config, logits, ids))
+    weights = router.weigh(config, logits, given)
+  return routing._replace(ids=given, weights=weights)
 
 
 def attach(
