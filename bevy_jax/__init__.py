@@ -1,6 +1,7 @@
 """Bevy: decode Mixture-of-Experts models whose experts do not fit."""
 
 import importlib
+import os
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,23 @@ _here = pathlib.Path(__file__).resolve().parent
 if (_here.parent / 'WORKSPACE.md').is_file():
   # An uninstalled checkout: layers/, offload/ and experiments/ lie beside us.
   __path__.append(str(_here.parent))
+
+# JAX pins 64 GiB of host memory at most unless this says otherwise before its
+# GPU client starts, and experts may take all there is. Whoever has set it
+# keeps it. Direct copies take memory that JAX does not know, without a limit.
+_LIMIT = 'XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB'
+
+
+def _raise_pinned_limit() -> None:
+  try:
+    nbytes = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  except (AttributeError, OSError, ValueError):  # No such system: JAX's own.
+    return
+  if nbytes > 64 * 2**30:
+    os.environ.setdefault(_LIMIT, str(nbytes // 2**30))
+
+
+_raise_pinned_limit()
 
 if TYPE_CHECKING:
   from bevy_jax.config import EngineConfig

@@ -86,13 +86,13 @@ class Controls:
     ring = self._rings.get((kind, size, hops))
     if ring is None:
       model, tokens = self._model, (size, self._chunk)
-      parts: list[tuple[int, ...]] = {
+      parts: dict[str, list[tuple[int, ...]]] = {
         'enter': [(size, 1 + steps.REGISTERS)],
         'decode': steps.control_parts(model, size, hops),
         'prefill': prompt_steps.control_parts(model, size),
         'prompt': [(size,), tokens, tokens],
-      }[kind]
-      ring = ControlRing(parts, self._length, self._device)
+      }
+      ring = ControlRing(parts[kind], self._length, self._device)
       self._rings[kind, size, hops] = ring
     return ring.take()
 

@@ -200,6 +200,11 @@ class DeviceExecutor:
       ):
         self._run_padding(batch)
 
+  def fill_caches(self, seed: int) -> None:
+    """Random keys and values at all positions: a context nobody computed."""
+    self._idle()
+    self._caches = kv_cache.randomize(self._caches, seed)
+
   def close(self) -> None:
     """See `Executor`."""
     self._idle()

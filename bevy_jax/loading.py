@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
@@ -29,6 +30,7 @@ from bevy_jax.offload import (
 )
 
 _DEMO = 'demo'
+_READERS = 8  # Threads that read experts: enough for disk and checksums.
 
 
 class Loaded(NamedTuple):
@@ -155,7 +157,12 @@ def _experts(
   """All of them in host memory, or a cache of those on disk."""
   if engine is None or isinstance(source, HfSource) or blocks == source.count:
     return host_store.HostStore.build(
-      source.count, source.shape, source.dtype, source.fill, memory=where
+      source.count,
+      source.shape,
+      source.dtype,
+      source.fill,
+      memory=where,
+      threads=min(os.cpu_count() or 1, _READERS),
     )
   file = disk.BlockFile(
     source.directory / checkpoint.BLOCKS,

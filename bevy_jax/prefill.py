@@ -44,7 +44,7 @@ class Prefill:
     return protocols.Chunk(
       [p.row for p in left],
       [p.request.prompt[self._start : min(stop, _end(p))] for p in left],
-      [self._start] * len(left),
+      [p.request.past + self._start for p in left],
     )
 
   def finish_chunk(self) -> None:
@@ -114,7 +114,12 @@ class Prefill:
   def entries(self) -> list[protocols.Entry]:
     """The last prompt tokens, which enter their rows."""
     return [
-      protocols.Entry(p.row, p.request.prompt[-1], _end(p), p.request.sampling)
+      protocols.Entry(
+        p.row,
+        p.request.prompt[-1],
+        p.request.past + _end(p),
+        p.request.sampling,
+      )
       for p in self.group
     ]
 

@@ -171,10 +171,15 @@ def _hops(
   found = []
   for hop in range(max(map(len, paths.values()))):
     came = [i for i, number in enumerate(group) if len(paths[number]) > hop]
-    tokens_of, sound, choices = zip(
-      *(paths[group[i]][hop] for i in came), strict=True
+    each = [paths[group[i]][hop] for i in came]
+    found.append(
+      protocols.Hop(
+        [token for token, _, _ in each],
+        [sound for _, sound, _ in each],
+        [choices for _, _, choices in each],
+        places=came,
+      )
     )
-    found.append(protocols.Hop(tokens_of, sound, choices, places=came))
   return found
 
 

@@ -46,6 +46,9 @@ class Request:
     new_tokens: at most this many are generated.
     sampling: how they are drawn.
     eos_ids: any of these ends the text; it counts as generated.
+    past: positions of its row that count as filled before the prompt. What
+      lies there is `DeviceExecutor.fill_caches`' business: benchmarks have
+      long contexts by it without paying for their prompts.
   """
 
   number: int
@@ -53,6 +56,7 @@ class Request:
   new_tokens: int
   sampling: SamplingParams = SamplingParams()
   eos_ids: tuple[int, ...] = ()
+  past: int = 0
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -18,6 +18,7 @@ from bevy_jax.layers import (
   block,
   embed,
   experts,
+  forced,
   kv_cache,
   router,
   sampling,
@@ -191,6 +192,9 @@ def _advance(
     new_caches.append(cache)
     if moe:
       routing = block.route(config, p, x)
+      routing = forced.apply(
+        config, p, x, routing, registers[:, SEED], registers[:, POSITION]
+      )
     else:
       x = block.dense(config, p, x)
   assert routing is not None, 'a segment ends at a router'

@@ -1,37 +1,47 @@
-"""Runahead against lockstep: interleaved pairs in one process.
+"""Runahead against the others, in interleaved turns in one process.
 
 python -m bevy_jax.experiments.bench --share=0.5 --pairs=7
+python -m bevy_jax.experiments.bench --cells=core --report=core.json
 
-The bar: with lockstep's measured device share s in .4 to .6, the median
-ratio is at least 0.65 / max(s, 1 - s); overlap alone cannot give more than
-1 / max(s, 1 - s). Both sides do the same work from a cold cache.
+Without --cells: the demo model on a throttled link. The bar: with lockstep's
+measured device share s in .4 to .6, the median ratio is at least
+0.65 / max(s, 1 - s); overlap alone cannot give more than 1 / max(s, 1 - s).
+
+With --cells: models of published shapes with random weights, see `cells`: a
+suite (core, wide, facts310, resident, tiny) or SHAPE/FORM/R/CACHE/ROUTING,...
+A report that is there is gone on with; its picture lies beside it.
 """
 
 import dataclasses
-import json
 
 from absl import app, flags
 
 from bevy_jax import config as config_lib
-from bevy_jax.experiments import configs, pairs, run
+from bevy_jax.experiments import cell_job, cell_run, cells, configs, pair_job
 
 CONFIG = flags.DEFINE_string('config', 'demo', 'Named config.')
-PAIRS = flags.DEFINE_integer('pairs', 7, 'How many pairs.', lower_bound=1)
+PAIRS = flags.DEFINE_integer('pairs', 0, '0: 7, or what the cells say.')
 SHARE = flags.DEFINE_float('share', 0.5, 'Device share of lockstep to set.')
-NEW_TOKENS = flags.DEFINE_integer('new_tokens', 96, 'Tokens a request.')
+NEW_TOKENS = flags.DEFINE_integer('new_tokens', 0, '0: 96, or 64 with cells.')
 CACHE = flags.DEFINE_float('cache', 0.5, 'Fraction of all experts.')
 REQUESTS = flags.DEFINE_integer('requests', 8, 'Rows that decode at once.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write the figures.')
+CELLS = flags.DEFINE_string('cells', '', 'A suite, or cells by name.')
+ROUTING = flags.DEFINE_enum('routing', '', ['', *cells.ROUTINGS], 'For cells.')
+TRACE = flags.DEFINE_string('trace', '', 'What is replayed; empty: bundled.')
+LINK = flags.DEFINE_string('link', 'auto', 'As in EngineConfig, for cells.')
+LIMIT_S = flags.DEFINE_float('limit_s', 0, 'Begin nothing later than this.')
+SET = flags.DEFINE_multi_string('set', [], 'Field=value of `cell_run.Options`.')
 
 
 def build_config() -> configs.Decode:
-  """The experiment that the flags ask for."""
+  """The demo experiment that the flags ask for."""
   config_lib.choose('config', CONFIG.value, configs.CONFIGS)
   base = configs.CONFIGS[CONFIG.value]()
   return dataclasses.replace(
     base,
     balance=SHARE.value,
-    new_tokens=NEW_TOKENS.value,
+    new_tokens=NEW_TOKENS.value or 96,
     engine=dataclasses.replace(
       base.engine, cache=CACHE.value, requests=REQUESTS.value
     ),
@@ -44,18 +54,17 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   try:
-    bench = run.Bench(build_config(), lambda what: print(what, '...'))
-    measured = pairs.measure(bench, PAIRS.value, print)
+    if not CELLS.value:
+      return pair_job.job(build_config(), PAIRS.value or 7, REPORT.value)
+    suite = cells.suite(CELLS.value, PAIRS.value, ROUTING.value)
+    options = cell_run.Options(
+      new_tokens=NEW_TOKENS.value or 64, trace=TRACE.value, link=LINK.value
+    )
+    cell_job.run(suite, options, SET.value, REPORT.value, LIMIT_S.value)
   except ValueError as error:
     raise SystemExit(f'bench: {error}') from error
   except KeyboardInterrupt:
     raise SystemExit(130) from None
-  outcome = pairs.judge(measured)
-  for name, value in outcome.items():
-    print(f'{name:>22}: {value}')
-  if REPORT.value:
-    with open(REPORT.value, 'w', encoding='utf-8') as file:
-      json.dump({'command': run.command()} | outcome, file, indent=1)
 
 
 if __name__ == '__main__':

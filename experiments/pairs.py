@@ -71,7 +71,6 @@ def judge(measured: Sequence[Pair]) -> dict[str, Any]:
   ratios = sorted(pair.ratio for pair in measured)
   share = _median(p.base['gpu_busy'] for p in measured)
   ideal = 1 / max(share, 1 - share)
-  rank = _LOWER.get(len(ratios))
   outcome: dict[str, Any] = {
     'link': measured[0].base['link'],
     'device': measured[0].base['device'],
@@ -79,7 +78,7 @@ def judge(measured: Sequence[Pair]) -> dict[str, Any]:
     'share_s': share,
     'ratios': [round(pair.ratio, 3) for pair in measured],
     'ratio': statistics.median(ratios),
-    'ratio_lower_95': ratios[rank - 1] if rank else None,
+    'ratio_lower_95': lower(ratios),
     'bar': _BAR * ideal,
     'ideal': ideal,
     'share_in_range': 0.4 <= share <= 0.6,
@@ -100,6 +99,12 @@ def judge(measured: Sequence[Pair]) -> dict[str, Any]:
       },
     }
   return outcome
+
+
+def lower(ratios: Sequence[float]) -> float | None:
+  """What the median exceeds with 95 % confidence; None of too few."""
+  rank = _LOWER.get(len(ratios))
+  return sorted(ratios)[rank - 1] if rank else None
 
 
 def _median(values: Any) -> float:

@@ -177,11 +177,10 @@ class Bench:
     )
     config = dataclasses.asdict(dataclasses.replace(self.config, engine=engine))
     stored = storage.name(model.format or model.experts.dtype)
-    device = jax.devices()[0]
     return report_lib.Facts(
       config=config | {'command': command(), 'experts': stored},
       versions=versions(),
-      device=f'{device.platform}: {device.device_kind}, {_host()}',
+      device=device(),
       link=llm.executor.link.words,
       rows=engine.requests,
       layers=len(model.config.moe_ids),
@@ -227,6 +226,12 @@ def _context(
   longest = max((len(tokenizer.encode(t)) for t in texts), default=0)
   need = -(-(longest + config.new_tokens) // _ROUND) * _ROUND
   return min(need, model.config.context)
+
+
+def device() -> str:
+  """The device and the host's processors in words."""
+  found = jax.devices()[0]
+  return f'{found.platform}: {found.device_kind}, {_host()}'
 
 
 def _host() -> str:

@@ -1,6 +1,6 @@
 """Keys and values of every request row, one pair of arrays a layer."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,25 @@ def nbytes(
   """Bytes that `init` would take."""
   width = config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
   return 2 * config.num_layers * rows * context * width
+
+
+def randomize(caches: list[Any], seed: int) -> list[Any]:
+  """Normal numbers at all positions of caches, which it gives up."""
+  leaves, form = jax.tree.flatten(caches)
+
+  def normal(old: jax.Array, key: jax.Array) -> jax.Array:
+    return jax.random.normal(key, old.shape, old.dtype)
+
+  fill = jax.jit(
+    normal,
+    donate_argnums=0,
+    keep_unused=True,
+    out_shardings=leaves[0].sharding,
+  )
+  keys = jax.random.split(jax.random.key(seed), len(leaves))
+  new = [fill(*each) for each in zip(leaves, keys, strict=True)]
+  out: list[Any] = jax.tree.unflatten(form, new)
+  return out
 
 
 def write(

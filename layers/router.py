@@ -39,12 +39,16 @@ def route(
   Always float32. Ties go to the lowest id. A row whose logits are not finite
   gets ids 0..T-1 and `sound` False, so that no id is ever out of range.
   """
-  logits = jnp.matmul(
+  return choose(config, logits(router_DxE, x))
+
+
+def logits(router_DxE: jax.Array, x: jax.Array) -> jax.Array:
+  """The router's matrix product, float32 `[..., E]`."""
+  return jnp.matmul(
     x.astype(jnp.float32),
     router_DxE.astype(jnp.float32),
     precision=jax.lax.Precision.HIGHEST,
   )
-  return choose(config, logits)
 
 
 def choose(config: config_lib.ModelConfig, logits: jax.Array) -> Routing:
@@ -55,3 +59,15 @@ def choose(config: config_lib.ModelConfig, logits: jax.Array) -> Routing:
   if config.norm_topk:
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
   return Routing(ids.astype(jnp.int32), weights, sound)
+
+
+def weigh(
+  config: config_lib.ModelConfig, logits: jax.Array, ids: jax.Array
+) -> jax.Array:
+  """What `choose` would give ids `[..., T]` if it had chosen them."""
+  sound = jnp.all(jnp.isfinite(logits), axis=-1)
+  scores = SCORES[config.score](jnp.where(sound[..., None], logits, 0.0))
+  weights = jnp.take_along_axis(scores, ids, axis=-1)
+  if config.norm_topk:
+    weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+  return weights

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import pathlib
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -137,7 +138,7 @@ class HfCheckpoint:
   def read(self, name: str, start: int, out: np.ndarray) -> None:
     """Fills `out` with the elements of a tensor from `start` on, row-major.
 
-    `out` is contiguous and has the tensor's dtype.
+    `out` is contiguous and has the tensor's dtype. Threads may read at once.
     """
     tensor = self.tensors[name]
     assert out.dtype == self.dtype(name), (name, out.dtype)
@@ -145,10 +146,10 @@ class HfCheckpoint:
     first = start * out.itemsize
     assert 0 <= first <= first + out.nbytes <= tensor.nbytes, (name, start)
     view = out.reshape(-1).view(np.uint8).data
-    file = self._files[tensor.file]
-    file.seek(tensor.offset + first)
+    file = self._files[tensor.file].fileno()
+    end = tensor.offset + first + out.nbytes
     while view:
-      got = file.readinto(view)
+      got = os.preadv(file, [view], end - view.nbytes)
       if not got:
         raise ValueError(
           f'{tensor.file} ended inside {name}: the file shrank while it was '

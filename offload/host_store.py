@@ -1,5 +1,6 @@
 """All experts in pinned host memory, each one packed block."""
 
+import concurrent.futures
 import dataclasses
 import math
 import pathlib
@@ -40,6 +41,8 @@ class HostStore:
     fill: Callable[[int, np.ndarray], None],
     device: jax.Device | None = None,
     memory: pinned.Memory | None = None,
+    threads: int = 1,
+    done: Callable[[int], None] = lambda nbytes: None,
   ) -> Self:
     """Allocates and fills `count` blocks.
 
@@ -47,10 +50,12 @@ class HostStore:
       count: how many.
       shape: of each block.
       dtype: of each block.
-      fill: called once a key, in order, with a fresh buffer to write in
-        full and not to keep.
+      fill: called once a key, with one thread in order, with a fresh buffer
+        to write in full and not to keep.
       device: whose pinned memory; the default device where not given.
       memory: where the blocks come from; JAX's own where not given.
+      threads: how many call `fill`, each for keys of its own.
+      done: called with the bytes of a block whenever one has been filled.
 
     Raises:
       ValueError: the blocks do not fit the host's memory, or the backend
@@ -60,7 +65,15 @@ class HostStore:
     device = device or jax.local_devices()[0]
     memory = memory or pinned.JaxMemory(shape, dtype, device)
     nbytes = math.prod(shape) * dtype.itemsize
-    blocks = pin(memory, count, nbytes, fill)
+    if threads > 1:
+      blocks = _pin_parallel(memory, count, nbytes, fill, threads, done)
+      return cls(tuple(blocks), tuple(shape), dtype)
+
+    def one(key: int, out: np.ndarray) -> None:
+      fill(key, out)
+      done(nbytes)
+
+    blocks = pin(memory, count, nbytes, one)
     return cls(tuple(blocks), tuple(shape), dtype)
 
   def __len__(self) -> int:
@@ -136,6 +149,15 @@ def pin(
     ValueError: they do not fit the host's memory, or cannot be pinned.
   """
   check_memory(count * nbytes, f'{count} experts of {nbytes:,} bytes')
+  return _blocks(memory, count, nbytes, fill)
+
+
+def _blocks(
+  memory: pinned.Memory,
+  count: int,
+  nbytes: int,
+  fill: Callable[[int, np.ndarray], None] = lambda key, out: None,
+) -> list[pinned.Block]:
   blocks: list[pinned.Block] = []
   for key in range(count):
     try:
@@ -144,6 +166,35 @@ def pin(
     except _NO_MORE as error:
       raise _cannot_pin(error, key, count, nbytes) from error
   return blocks
+
+
+def _pin_parallel(
+  memory: pinned.Memory,
+  count: int,
+  nbytes: int,
+  fill: Callable[[int, np.ndarray], None],
+  threads: int,
+  done: Callable[[int], None],
+) -> list[pinned.Block]:
+  """As `pin`, where several threads fill: our own memory before it is pinned.
+
+  JAX's memory comes block by block and is filled behind that.
+  """
+  check_memory(count * nbytes, f'{count} experts of {nbytes:,} bytes')
+  late = not isinstance(memory, pinned.RegisteredMemory)
+  blocks = pin(memory, count, nbytes) if late else []
+  views = [b.view for b in blocks]
+  if isinstance(memory, pinned.RegisteredMemory):
+    views = memory.views()
+
+  def one(key: int) -> None:
+    fill(key, views[key])
+
+  with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+    for _ in pool.map(one, range(count)):
+      done(nbytes)
+  # The pages are taken by now: asking again whether they fit would refuse.
+  return blocks or _blocks(memory, count, nbytes)
 
 
 def fingerprint(block: jax.Array | np.ndarray) -> int:

@@ -112,6 +112,14 @@ class RegisteredMemory:
     end = weakref.finalize(self._area, _unpin, runtime, self._pieces)
     end.atexit = False  # The process takes all of it along.
 
+  def views(self) -> list[np.ndarray]:
+    """All blocks as they will be, none pinned for it.
+
+    Pages that threads have filled are pinned many times faster than pages
+    that pinning itself must take, one after the other.
+    """
+    return [self._view(number) for number in range(self._count)]
+
   def block(self) -> Block:
     """See `Memory`; MemoryError after `count` of them."""
     if self._used == self._count:
@@ -122,10 +130,13 @@ class RegisteredMemory:
       self._runtime.register(begin, some * self._stride)
       self._pieces.append(begin)
       self._pinned += some
-    at = self._used * self._stride
     self._used += 1
+    return Block(self._view(self._used - 1), None)
+
+  def _view(self, number: int) -> np.ndarray:
+    at = number * self._stride
     view = self._area[at : at + self._nbytes].view(self._dtype)
-    return Block(view.reshape(self._shape), None)
+    return view.reshape(self._shape)
 
 
 def _area(nbytes: int) -> np.ndarray:

@@ -238,9 +238,9 @@ class SlotTable:
       here |= resident << layer * self.experts
     wrong = _joined(self.barred == 0) ^ evictable
     assert not wrong, f'keys {[*bits(wrong)]} are barred wrongly'
-    slots = self.resident_slots.ravel()
-    wrong = _joined(slots >= 0) ^ here
-    wrong |= _joined((slots >= 0) & (slots != self.slot_of))
+    told, truly = self.resident_slots.ravel(), np.array(self.slot_of)
+    wrong = _joined(told >= 0) ^ here
+    wrong |= _joined((told >= 0) & (told != truly))
     assert not wrong, f'keys {[*bits(wrong)]} have other slots'
 
 

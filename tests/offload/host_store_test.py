@@ -103,6 +103,43 @@ class HostStoreTest(parameterized.TestCase):
     ):
       host_store.HostStore.build(6, SHAPE, BF16, fill, memory=memory)
 
+  @parameterized.parameters('jax', 'cuda')
+  def test_threads_fill_every_block_once(self, kind: str):
+    """Seen to fail with blocks pinned before they are filled."""
+    count, fake, done, pinned_then = 40, cuda_fake.Runtime(), [], []
+    memory = None
+    if kind == 'cuda':
+      runtime = cuda.Runtime(jax.devices()[0], fake)
+      memory = pinned.RegisteredMemory(count, SHAPE, BF16, runtime)
+    keys = []
+
+    def noting(key, out):
+      keys.append(key)
+      pinned_then.append(len(fake.pinned))
+      fill(key, out)
+
+    store = host_store.HostStore.build(
+      count, SHAPE, BF16, noting, memory=memory, threads=4, done=done.append
+    )
+    self.assertCountEqual(keys, range(count))
+    self.assertEqual(done, [192] * count)
+    wanted = np.empty(SHAPE, BF16)
+    for key in range(count):
+      fill(key, wanted)
+      np.testing.assert_array_equal(store.block(key).view, wanted)
+    # Pages of ours are filled first and pinned then, all of them.
+    self.assertEqual(set(pinned_then), {0})
+    if kind == 'cuda':
+      stride = -(-192 // pinned.PAGE) * pinned.PAGE
+      self.assertEqual(sum(fake.pinned.values()), count * stride)
+
+  def test_an_error_of_a_thread_is_passed_on(self):
+    def broken(key, out):
+      raise ValueError(f'{key} is broken')
+
+    with self.assertRaisesRegex(ValueError, 'is broken'):
+      host_store.HostStore.build(9, SHAPE, BF16, broken, threads=3)
+
   def test_a_backend_without_pinned_memory_is_refused(self):
     device = mock.Mock(addressable_memories=lambda: [mock.Mock(kind='device')])
     with self.assertRaisesRegex(ValueError, "kinds.*'device'.*'pinned_host'"):
