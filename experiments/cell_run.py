@@ -152,7 +152,7 @@ class Machine:
     self._bytes = floors.count(c, params, model.experts.block_bytes)
     gpu = jax.default_backend() != 'cpu'
     self.rates = floors.Rates(
-      calibration.memory_gb_per_s(2**30 if gpu else 2**25),
+      calibration.memory_gb_per_s(2**29 if gpu else 2**25),
       floors.link_gb_per_s(
         self.executor, self._pairs, self._bytes.expert, 8,
         2**32 if gpu else 2**24,
