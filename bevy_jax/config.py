@@ -31,6 +31,7 @@ EVICTIONS = eviction.EVICTIONS
 PREFETCHERS = prefetch.PREFETCHERS
 # Host memory knows no requests: no rule that asks what they will use next.
 HOST_EVICTIONS = {n: e for n, e in EVICTIONS.items() if not e.estimates}
+KERNELS = ('auto', 'on', 'off')
 CAPACITIES = ('global', 'layer')
 
 
@@ -100,7 +101,7 @@ class EngineConfig:
     check_prefetch(self.prefetch, self.trace)
     choose('host eviction', self.host_eviction, HOST_EVICTIONS)
     choose('dtype', self.dtype, ('auto', 'float32', 'bfloat16'))
-    choose('kernels', self.kernels, ('auto', 'on', 'off'))
+    choose('kernels', self.kernels, KERNELS)
     parse_link(self.link)
     hops.check(self.hops)
     for name, least in (

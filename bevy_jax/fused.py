@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from bevy_jax import segments, steps
 from bevy_jax.layers import (
   experts,
+  forced,
   kernel_attention,
   kernel_dense,
   kernel_experts,
@@ -123,8 +124,9 @@ class _Came:
       config, p, cache, self._segment.windows[0], made, self._rows, positions, go
     )
     x, logits, squares = kernel_dense.output(config, p, mixed, mine.x, go)
+    given = forced.ids(p, mine.registers[:, steps.SEED], positions)
     routing, h = kernel_router.choose(
-      config, logits, squares, x, p['mlp_norm']
+      config, logits, squares, x, p['mlp_norm'], given
     )
     sound &= routing.sound
     reply = steps.answer(token, sound, routing)

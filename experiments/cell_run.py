@@ -47,6 +47,7 @@ class Options:
     link_depth: see there.
     hops: see there.
     strict: see there; float32 and one row bucket.
+    kernels: see there.
     lru_turns: turns of the variant with 'lru', the slowest by far; 0 for all.
     threads: that fill host memory; 0 for as many as the machine has.
     seed: of weights, prompts and synthetic routing.
@@ -61,12 +62,14 @@ class Options:
   link_depth: int = 4
   hops: int | str = 1
   strict: bool = False
+  kernels: str = 'auto'
   lru_turns: int = 0
   threads: int = 0
   seed: int = 0
 
   def __post_init__(self) -> None:
     config_lib.check_eviction(self.eviction, '')
+    config_lib.choose('kernels', self.kernels, config_lib.KERNELS)
     for name, least in (
       ('new_tokens', 1), ('warmup', 0), ('context', 0), ('threads', 0),
       ('lru_turns', 0), ('link_depth', 1),
@@ -140,6 +143,7 @@ class Machine:
       context=options.positions,
       chunk=1,
       strict=options.strict,
+      kernels=options.kernels,
       warmup=options.warmup,
     )
     say('compiling')

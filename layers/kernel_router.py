@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 
 from bevy_jax.layers import config as config_lib
@@ -19,18 +20,22 @@ def choose(
   squares_PxN: jax.Array,
   x_NxD: jax.Array,
   norm_D: jax.Array,
+  given_NxT: jax.Array | None = None,
 ) -> tuple[router.Routing, jax.Array]:
   """As `router.choose`, of what `kernel_dense.output` has left for it.
 
-  A program a row; ties go to the lowest id. Also returns the stream behind
+  A program a row; ties go to the lowest id. With ids that are given these are
+  weighed instead, see `forced`. Also returns the stream behind
   the norm, for the experts.
   """
   parts, n, e = logits_PxNxE.shape
   d, t = config.model_dim, config.top_k
   width, pp, dp = (kernels.padded(size) for size in (e, parts, d))
 
+  extra = () if given_NxT is None else (given_NxT,)
+
   def kernel(*refs: Any) -> None:
-    parted, squares, x, norm, ids, scores, sound, normed = refs
+    parted, squares, x, norm, *given, ids, scores, sound, normed = refs
     row = pl.program_id(0)
     real = jnp.arange(width, dtype=jnp.int32)
     part = jnp.arange(pp, dtype=jnp.int32) < parts
@@ -46,9 +51,13 @@ def choose(
     raised = raised / jnp.sum(raised)
     left = jnp.where(real < e, raised, -1.0)
     chosen, total = [], jnp.float32(0)
-    for _ in range(t):
-      best = jnp.max(left)
-      at_best = jnp.min(jnp.where(left == best, real, width))
+    for choice in map(np.int32, range(t)):
+      if given:
+        at_best = given[0][row, choice]
+        best = jnp.sum(jnp.where(real == at_best, raised, 0.0))
+      else:
+        best = jnp.max(left)
+        at_best = jnp.min(jnp.where(left == best, real, width))
       left = jnp.where(real == at_best, -1.0, left)
       chosen.append((at_best, best))
       total += best
@@ -73,7 +82,7 @@ def choose(
       jax.ShapeDtypeStruct((n,), jnp.int32),
       jax.ShapeDtypeStruct((n, d), x_NxD.dtype),
     ),
-    (logits_PxNxE, squares_PxN, x_NxD, norm_D),
+    (logits_PxNxE, squares_PxN, x_NxD, norm_D, *extra),
     warps=CHOOSE,
   )
   return router.Routing(ids, weights, sound != 0), normed
