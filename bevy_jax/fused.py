@@ -18,8 +18,10 @@ from bevy_jax.layers import (
   kernel_dense,
   kernel_experts,
   kernel_router,
+  kernel_rows,
   kv_cache,
   norm,
+  rope,
 )
 from bevy_jax.layers import config as config_lib
 
@@ -39,28 +41,38 @@ def decode(
     config, group, len(hops), steps.to_device(control)
   )
   real = asked.rows < state.x.shape[0]
-  mine = state.replace(
-    **{
-      name: getattr(state, name).at[asked.rows].get(mode='clip')
-      for name in ('x', 'ids', 'weights', 'registers')
-    }
+  rows = kernel_rows.take(
+    config,
+    weights[0].mlp['mlp_norm'],
+    asked.rows,
+    asked.tables[0],
+    state.x,
+    state.ids,
+    state.weights,
+    state.registers[:, steps.POSITION],
   )
-  h = norm.rms_norm(mine.x, weights[0].mlp['mlp_norm'], config.norm_eps)
-  going, replies, kept = real, [], list(caches)
+  replies, kept = [], list(caches)
   for hop, segment in enumerate(hops):
-    table = asked.tables[hop]
-    slots = table.at[mine.ids].get(mode='clip')
     if hop:
-      going &= jnp.all(slots >= 0, axis=1)
-      going &= ~asked.together | jnp.all(going | ~real)
-    slots = jnp.where(going[:, None], slots, -1)
-    y = kernel_experts.apply(pool, h, slots, table)
-    came = _Came(config, segment, weights[hop], asked.rows, going)
-    mine, h, reply, sound, kept[hop] = came.on(mine, y, slots, kept[hop])
-    replies.append(jnp.where(going[:, None], reply, -1))
-    going &= sound
-  answer = jnp.concatenate(replies, axis=1)
-  return steps.put(state, asked.rows, mine), tuple(kept), answer
+      rows = _agree(rows, asked.together, real)
+    y = kernel_experts.apply(pool, rows.h, rows.slots, asked.tables[hop])
+    # What comes next may be read where there is a next hop.
+    table = asked.tables[min(hop + 1, len(hops) - 1)]
+    way = _Way(config, segment, weights[hop], asked.rows)
+    state, rows, reply, kept[hop] = way.on(state, rows, y, table, kept[hop])
+    replies.append(reply)
+  answer = replies[0] if len(hops) == 1 else jnp.concatenate(replies, axis=1)
+  return state, tuple(kept), answer
+
+
+def _agree(
+  rows: kernel_rows.Rows, together: jax.Array, real: jax.Array
+) -> kernel_rows.Rows:
+  """Rows that go on, or none of them where they go together or not at all."""
+  going = rows.go > 0
+  going &= ~together | jnp.all(going | ~real)
+  slots = jnp.where(going[:, None], rows.slots, -1)
+  return rows._replace(slots=slots, go=going.astype(jnp.int32))
 
 
 def wave(
@@ -87,85 +99,111 @@ def wave(
   return state.replace(partial=kept), rows
 
 
-class _Came:
-  """Rows behind the experts of a layer, on their way to the next router."""
+class _Way:
+  """From the experts of a layer to the next router."""
 
   def __init__(
     self,
     config: config_lib.ModelConfig,
     segment: segments.Segment,
     weights: segments.Weights,
-    rows: jax.Array,
-    going: jax.Array,
+    numbers: jax.Array,
   ):
     self._config, self._segment, self._weights = config, segment, weights
-    self._rows, self._going = rows, going
-    self._go = going.astype(jnp.int32)
-    self._p = weights.layers[0]
+    self._numbers, self._p = numbers, weights.layers[0]
 
   def on(
     self,
-    mine: steps.State,
+    state: steps.State,
+    rows: kernel_rows.Rows,
     y: jax.Array,
-    slots: jax.Array,
+    table: jax.Array,
     cache: kv_cache.LayerCache,
-  ) -> tuple[steps.State, jax.Array, jax.Array, jax.Array, kv_cache.LayerCache]:
-    """The rows at the next router.
-
-    Returns:
-      The rows, those that do not go on as they were; their stream behind the
-      norm of the experts; the answer; who is sound; the layer's cache.
-    """
-    config, p, go = self._config, self._p, self._go
-    mine, h, token, sound = self._enter(mine, y, slots)
-    made = kernel_dense.project(config, p, h)
-    positions = mine.registers[:, steps.POSITION]
+  ) -> tuple[
+    steps.State, kernel_rows.Rows, jax.Array, kv_cache.LayerCache
+  ]:
+    """The state with the rows that came, who goes on, answer and cache."""
+    config, p = self._config, self._p
+    state, rows, token, sound = self._enter(state, rows, y)
+    made = kernel_dense.project(config, p, rows.h)
     mixed, cache = kernel_attention.attend(
-      config, p, cache, self._segment.windows[0], made, self._rows, positions, go
+      config,
+      p,
+      cache,
+      self._segment.windows[0],
+      made,
+      self._numbers,
+      rows.positions,
+      rows.go,
+      rows.cos,
+      rows.sin,
     )
-    x, logits, squares = kernel_dense.output(config, p, mixed, mine.x, go)
-    given = forced.ids(p, mine.registers[:, steps.SEED], positions)
-    routing, h = kernel_router.choose(
-      config, logits, squares, x, p['mlp_norm'], given
+    x, logits, squares = kernel_dense.output(config, p, mixed, rows.x, rows.go)
+    given = None
+    if 'forced' in p:
+      seeds = state.registers[:, steps.SEED].at[self._numbers].get(mode='clip')
+      given = forced.ids(p, seeds, rows.positions)
+    came = kernel_router.Came(
+      x, logits, squares, self._numbers, rows.go, token, sound, table, given
     )
-    sound &= routing.sound
-    reply = steps.answer(token, sound, routing)
+    found = kernel_router.choose(
+      config, p['mlp_norm'], came, state.x, state.ids, state.weights
+    )
+    state = state.replace(
+      x=found.x_R, ids=found.ids_R, weights=found.weights_R
+    )
+    reply = found.answer
     if self._segment.gates:
-      guessed = steps.guesses(config, self._weights, x)
-      reply = jnp.concatenate([reply, *guessed], axis=1)
-    mine = mine.replace(
-      x=x,
-      ids=steps.where(self._going, routing.ids, mine.ids),
-      weights=steps.where(self._going, routing.weights, mine.weights),
+      guessed = jnp.concatenate(
+        steps.guesses(config, self._weights, x), axis=1
+      )
+      guessed = jnp.where(reply[:, 1:2] >= 0, guessed, -1)
+      reply = jnp.concatenate([reply, guessed], axis=1)
+    rows = rows._replace(
+      x=x, h=found.h, slots=found.slots, weights=found.weights, go=found.go
     )
-    return mine, h, reply, sound, cache
+    return state, rows, reply, cache
 
   def _enter(
-    self, mine: steps.State, y: jax.Array, slots: jax.Array
-  ) -> tuple[steps.State, jax.Array, jax.Array, jax.Array]:
+    self, state: steps.State, rows: kernel_rows.Rows, y: jax.Array
+  ) -> tuple[steps.State, kernel_rows.Rows, jax.Array, jax.Array]:
     """Sums the experts; draws a token where that was the last layer."""
     config, weights = self._config, self._weights
     last = self._segment.head is not None
     scale = weights.top['final_norm'] if last else self._p['attn_norm']
     x, h = kernel_experts.combine(
-      mine.x,
+      rows.x,
       y,
-      mine.weights,
-      slots,
-      mine.partial,
-      self._rows,
-      self._go,
+      rows.weights,
+      rows.slots,
+      state.partial,
+      self._numbers,
+      rows.go,
       scale,
       config.norm_eps,
     )
+    rows = rows._replace(x=x, h=h)
     if not last:
-      token = jnp.full_like(self._rows, -1)
-      sound = jnp.ones(self._rows.shape, bool)
-      return mine.replace(x=x), h, token, sound
+      ones = jnp.ones(self._numbers.shape, jnp.int32)
+      return state, rows, -ones, ones
+    return self._draw(state, rows)
+
+  def _draw(
+    self, state: steps.State, rows: kernel_rows.Rows
+  ) -> tuple[steps.State, kernel_rows.Rows, jax.Array, jax.Array]:
+    config, nobody = self._config, state.x.shape[0]
+    mine = state.registers.at[self._numbers].get(mode='clip')
     new, registers, token, sound = steps.next_token(
-      config, weights, x, mine.registers, drawn=self._segment.drawn
+      config, self._weights, rows.x, mine, drawn=self._segment.drawn
     )
-    x = steps.where(self._going, new, x)
-    registers = steps.where(self._going, registers, mine.registers)
+    going = rows.go > 0
+    x = steps.where(going, new, rows.x)
+    registers = steps.where(going, registers, mine)
+    numbers = jnp.where(going, self._numbers, nobody)
+    kept = state.registers.at[numbers].set(registers, mode='drop')
+    positions = registers[:, steps.POSITION]
+    cos, sin = rope.turn(config.rope, config.head_dim, positions)
     h = norm.rms_norm(x, self._p['attn_norm'], config.norm_eps)
-    return mine.replace(x=x, registers=registers), h, token, sound
+    rows = rows._replace(x=x, h=h, positions=positions, cos=cos, sin=sin)
+    state = state.replace(registers=kept)
+    return state, rows, token, sound.astype(jnp.int32)

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import kernel_call as kernels
-from bevy_jax.layers import kv_cache, rope
+from bevy_jax.layers import kv_cache
 
 ATTEND = 64, 4, 3
 _HALVES = np.int32(0), np.int32(1)  # Of a head: what is rotated together.
@@ -29,6 +29,8 @@ def attend(
   rows_N: jax.Array,
   positions_N: jax.Array,
   go_N: jax.Array,
+  cos_Nxh: jax.Array,
+  sin_Nxh: jax.Array,
 ) -> tuple[jax.Array, kv_cache.LayerCache]:
   """Mixed values `[N, H * dh]` and the cache with each row's new position.
 
@@ -42,6 +44,8 @@ def attend(
     positions_N: int32, of the new tokens.
     go_N: int32; where 0 nothing is read or written for a row, and its mixed
       values are 0.
+    cos_Nxh: float32 `[N, dh / 2]`, of the rotation at these positions.
+    sin_Nxh: likewise.
   """
   c = config
   n, heads = qkv_NxA.shape[0], c.num_heads
@@ -49,9 +53,6 @@ def attend(
   context, half = cache.k.shape[2], dh // 2
   share, hp, dp = heads // kv, kernels.padded(half), kernels.padded(dh)
   lines = kernels.padded(share, kernels.LEAST_ROWS)
-  angles, stretch = rope.frequencies(c.rope, dh)
-  theta = positions_N[:, None].astype(jnp.float32) * jnp.asarray(angles)[None]
-  cos, sin = jnp.cos(theta) * stretch, jnp.sin(theta) * stretch
   norms = [p['q_norm'], p['k_norm']] if c.qk_norm else []
   norms = [norm.reshape(*norm.shape[:-1], -1, 2, half) for norm in norms]
   if c.qk_norm == 'head':
@@ -193,8 +194,8 @@ def attend(
     rows_N,
     positions_N,
     go_N,
-    cos,
-    sin,
+    cos_Nxh,
+    sin_Nxh,
     keys,
     cache.v,
     *norms,

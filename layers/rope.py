@@ -43,16 +43,28 @@ def rotate(
 
   Angles, cosines and products are float32; the result has the type of `x`.
   """
-  theta = positions[..., None].astype(jnp.float32) * jnp.asarray(
-    angles
-  ).reshape((1,) * positions.ndim + angles.shape)
-  cos = (jnp.cos(theta) * scale)[..., None, :]
-  sin = (jnp.sin(theta) * scale)[..., None, :]
+  cos, sin = (a[..., None, :] for a in _turn(positions, angles, scale))
   low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   rotated = jnp.concatenate(
     [low * cos - high * sin, high * cos + low * sin], axis=-1
   )
   return rotated.astype(x.dtype)
+
+
+def turn(
+  rope: config_lib.RopeConfig, head_dim: int, positions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Cosines and sines at `positions [...]`, float32 `[..., head_dim / 2]`."""
+  return _turn(positions, *frequencies(rope, head_dim))
+
+
+def _turn(
+  positions: jax.Array, angles: np.ndarray, scale: float
+) -> tuple[jax.Array, jax.Array]:
+  theta = positions[..., None].astype(jnp.float32) * jnp.asarray(
+    angles
+  ).reshape((1,) * positions.ndim + angles.shape)
+  return jnp.cos(theta) * scale, jnp.sin(theta) * scale
 
 
 def _llama3(rope: config_lib.RopeConfig, angles: np.ndarray) -> np.ndarray:

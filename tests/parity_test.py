@@ -47,7 +47,9 @@ _MODELS = {
     qkv_bias=True,
     tied=False,
   ),
-  'small': model_config.tiny(num_layers=2, num_experts=4),
+  'small': model_config.tiny(
+    num_layers=2, moe_layers=(True, True), num_experts=4
+  ),
   'trailing': model_config.tiny(
     num_layers=3, moe_layers=(True, True, False), dense_dim=24, tied=False
   ),

@@ -22,10 +22,13 @@ from bevy_jax.layers import (
   kernel_experts,
   kernel_packed,
   kernel_router,
+  kernel_rows,
   kv_cache,
   norm,
   params,
   quant,
+  rope,
+  router,
 )
 from bevy_jax.layers import config as config_lib
 
@@ -223,8 +226,9 @@ def _attend(config, p, cache, window, x, rows, positions, go):
   def run(x, cache, rows, positions):
     h = norm.rms_norm(x, p['attn_norm'], config.norm_eps)
     made = kernel_dense.project(config, p, h)
+    turn = rope.turn(config.rope, config.head_dim, positions)
     mixed, new = kernel_attention.attend(
-      config, p, cache, window, made, rows, positions, go
+      config, p, cache, window, made, rows, positions, go, *turn
     )
     return kernel_dense.output(config, p, mixed, x, go)[0], new
 
@@ -232,44 +236,114 @@ def _attend(config, p, cache, window, x, rows, positions, go):
 
 
 class RouterTest(parameterized.TestCase):
-  @parameterized.product(experts=[8, 12], top_k=[1, 3], norm_topk=[True, False])
+  @parameterized.parameters((8, 1, True), (12, 3, False), (12, 3, True))
   def test_against_the_plain_form(self, experts, top_k, norm_topk):
     config = config_lib.tiny(
       num_experts=experts, top_k=top_k, norm_topk=norm_topk, model_dim=48
     )
     p = params.init(config, jax.random.key(0))['layers'][0]
     x = jax.random.normal(jax.random.key(1), (7, 48))
-    got, h = _route(config, p, x)
+    got = _route(config, p, x)
     wanted = block.route(config, p, x)
-    np.testing.assert_array_equal(got.ids, wanted.ids)
+    np.testing.assert_array_equal(got.answer[:, 2:], wanted.ids)
     np.testing.assert_allclose(got.weights, wanted.weights, rtol=2e-5)
-    self.assertTrue(np.asarray(got.sound).all())
+    self.assertTrue((np.asarray(got.answer[:, 1]) == 1).all())
     np.testing.assert_allclose(
-      h, norm.rms_norm(x, p['mlp_norm'], config.norm_eps), rtol=1e-5
+      got.h, norm.rms_norm(x, p['mlp_norm'], config.norm_eps), rtol=1e-5
     )
+    # Row i of the launch is row 6 - i of the state.
+    np.testing.assert_array_equal(got.ids_R[::-1], wanted.ids)
+    np.testing.assert_allclose(got.x_R[::-1], x, rtol=1e-6)
 
   def test_ties_and_what_is_not_finite(self):
     config = config_lib.tiny(num_experts=12, top_k=3)
     p = params.init(config, jax.random.key(0))['layers'][0]
     p = p | {'router': jnp.ones_like(p['router'])}
     x = jnp.stack([jnp.ones(32), jnp.full(32, jnp.nan), jnp.zeros(32)])
-    got, _ = _route(config, p, x)
-    np.testing.assert_array_equal(got.ids, [[0, 1, 2]] * 3)
-    np.testing.assert_array_equal(got.sound, [True, False, True])
+    got = _route(config, p, x)
+    np.testing.assert_array_equal(got.answer[:, 2:], [[0, 1, 2]] * 3)
+    np.testing.assert_array_equal(got.answer[:, 1], [1, 0, 1])
+    np.testing.assert_array_equal(got.go, [1, 0, 1])
+
+  def test_who_misses_or_has_not_come_stops(self):
+    config = config_lib.tiny()
+    p = params.init(config, jax.random.key(0))['layers'][0]
+    x = jax.random.normal(jax.random.key(1), (4, 32))
+    wanted = np.asarray(block.route(config, p, x).ids)
+    table = np.arange(8, dtype=np.int32) + 20
+    table[wanted[1, 1]] = -1
+    go = np.array([1, 1, 0, 1], np.int32)
+    got = _route(config, p, x, table, go)
+    for i in range(4):
+      free = go[i] and wanted[1, 1] not in wanted[i]
+      self.assertEqual(got.go[i], free)
+      slots = wanted[i] + 20 if free else [-1, -1]
+      np.testing.assert_array_equal(got.slots[i], slots)
+    np.testing.assert_array_equal(got.answer[2], [-1] * 4)
+    np.testing.assert_array_equal(got.ids_R[3 - 2], [7, 7])  # As it was.
+    np.testing.assert_array_equal(got.x_R[3 - 2], np.full(32, 5.0))
+
+  def test_given_choices_are_weighed(self):
+    config = config_lib.tiny(norm_topk=False)
+    p = params.init(config, jax.random.key(0))['layers'][0]
+    x = jax.random.normal(jax.random.key(1), (2, 32))
+    given = np.array([[5, 0], [1, 7]], np.int32)
+    got = _route(config, p, x, given=given)
+    np.testing.assert_array_equal(got.answer[:, 2:], given)
+    h = norm.rms_norm(x, p['mlp_norm'], config.norm_eps)
+    scores = jax.nn.softmax(router.logits(p['router'], h))
+    np.testing.assert_allclose(
+      got.weights, np.take_along_axis(scores, given, 1), rtol=2e-5
+    )
 
 
-def _route(config, p, x):
+def _route(config, p, x, table=None, go=None, given=None):
   """Both kernels of the router, on rows to which attention adds nothing."""
-  p, n = params.merged(p), x.shape[0]
+  p, n, t = params.merged(p), x.shape[0], config.top_k
   mixed = jnp.zeros((n, config.num_heads * config.head_dim))
-  go = jnp.ones(n, jnp.int32)
+  ones = jnp.ones(n, jnp.int32)
+  go = ones if go is None else jnp.asarray(go)
+  if table is None:
+    table = np.arange(config.num_experts, dtype=np.int32)
+  rows = jnp.arange(n, dtype=jnp.int32)[::-1]
+  given = None if given is None else jnp.asarray(given)
 
   @_jit
-  def run(mixed, x, go):
-    x, logits, squares = kernel_dense.output(config, p, mixed, x, go)
-    return kernel_router.choose(config, logits, squares, x, p['mlp_norm'])
+  def run(mixed, x, go, table):
+    out = kernel_dense.output(config, p, mixed, x, go)
+    came = kernel_router.Came(*out, rows, go, -ones, ones, table, given)
+    state = jnp.full((n, config.model_dim), 5.0), jnp.full((n, t), 7)
+    return kernel_router.choose(
+      config, p['mlp_norm'], came, *state, jnp.zeros((n, t))
+    )
 
-  return run(mixed, x, go)
+  return run(mixed, x, go, jnp.asarray(table))
+
+
+class TakeTest(absltest.TestCase):
+  def test_rows_in_any_order(self):
+    config = config_lib.tiny()
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(5, 32)), jnp.float32)
+    ids = np.array([[3, 1], [0, 7], [2, 4], [5, 6], [1, 0]], np.int32)
+    weights = rng.random((5, 2)).astype(np.float32)
+    table = np.array([9, -1, 8, 7, 6, 5, 4, 3], np.int32)
+    numbers, positions = np.array([4, 2, 5]), np.array([3, 9, 27, 81, 100])
+    scale = jnp.linspace(0.5, 2, 32)
+    got = _jit(kernel_rows.take, static_argnums=0)(
+      config, scale, numbers, table, x, ids, weights, positions
+    )
+    np.testing.assert_array_equal(got.go, [1, 1, 0])
+    np.testing.assert_array_equal(got.slots, [[-1, 9], [8, 6], [-1, -1]])
+    for i, row in enumerate((4, 2)):
+      np.testing.assert_array_equal(got.x[i], x[row])
+      np.testing.assert_allclose(
+        got.h[i], norm.rms_norm(x[row], scale, config.norm_eps), rtol=1e-5
+      )
+      np.testing.assert_array_equal(got.weights[i], weights[row])
+      turn = rope.turn(config.rope, 8, jnp.asarray(positions[row]))
+      np.testing.assert_allclose(got.cos[i], turn[0], atol=1e-5)
+      np.testing.assert_allclose(got.sin[i], turn[1], atol=1e-5)
 
 
 if __name__ == '__main__':
