@@ -391,8 +391,8 @@ class RecordedTest(parameterized.TestCase):
   def test_lockstep_loads_what_the_slot_table_alone_says(self, eviction, world):
     """Any timing; at a cache of 0.01 a union goes in waves.
 
-    However many layers a launch crosses. Seen to fail with a launch that does
-    not go together, and with one that goes on behind the head.
+    However many layers a launch crosses. Seen to fail with one in which rows
+    need not go together.
     """
     rows, cache, hops = world
     trace = trace_lib.load('bundled')
