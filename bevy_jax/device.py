@@ -117,6 +117,7 @@ class DeviceExecutor:
     self._running: deque[_Running] = deque()
     # Whether each row draws its tokens; the last one is padding.
     self._draws = [False] * (self.rows + 1)
+    self._warm_to_draw = not self.kernels
     self._controls = control.Controls(model, self.chunk, _RING, self._device)
     self._warm_up()
     self._warm_gates = {0}
@@ -246,7 +247,11 @@ class DeviceExecutor:
     table[:, 0] = self.rows
     for line, entry in zip(table, entries, strict=False):
       line[:] = [entry.row, *control.registers(entry)]
-      self._draws[entry.row] = entry.sampling.temperature > 0
+      draws = entry.sampling.temperature > 0
+      self._draws[entry.row] = draws
+      if draws and not self._warm_to_draw:
+        self._warm_to_draw = True
+        self._warm_draws()
     stage = self._programs.enter
     program = self._programs.get('enter', stage.segment)
     caches = self._caches_of(stage)
@@ -358,12 +363,17 @@ class DeviceExecutor:
     )
 
   def _run_padding(self, batch: protocols.Batch) -> None:
-    for drawn in (False, True):
-      self._draws[self.rows] = drawn
-      self.launch(-1, batch)
-      self._idle()
-      if batch.kind != 'decode':
-        break  # An entry has said that padding draws nothing.
+    self.launch(-1, batch)
+    self._idle()
+
+  def _warm_draws(self) -> None:
+    """Compiles what rows that draw need, when the first of them enters."""
+    self._draws[self.rows] = True
+    for batch in padding.decode(
+      self._programs, self._model, self.rows, self._room
+    ):
+      if batch.kind == 'decode' and batch.finish:
+        self._decode(batch)[0].block_until_ready()
     self._draws[self.rows] = False
 
   def _warm_up(self) -> None:

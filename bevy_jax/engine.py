@@ -194,8 +194,8 @@ class Engine:
     uses = prefill.arrive(layer, ended.hops[0].choices)
     resident = self.table.resident[layer]
     self.log.append(prefill_lib.routed(ended.time, layer, uses, resident))
-    for expert in sorted(uses):
-      self._loads.uses.touch(layer * self._model.num_experts + expert)
+    if uses:
+      self._loads.uses.touch_all(layer, dict.fromkeys(uses, 1))
 
   def _enter(self, prefill: prefill_lib.Prefill) -> None:
     """The last prompt tokens enter their rows; decoding goes on."""
@@ -331,8 +331,7 @@ class Engine:
       p.need = 0
       for expert in p.choices:
         p.need |= 1 << expert
-        key = layer * self._model.num_experts + expert
-        touched[key] = touched.get(key, 0) + 1
+        touched[expert] = touched.get(expert, 0) + 1
       self._revealed(p, time)
       stay.append(p)
       given += hop.guesses[i : i + 1]
@@ -340,8 +339,8 @@ class Engine:
     self._loads.uses.reveal(
       layer, [p.row for p in stay], [p.choices for p in stay]
     )
-    for key in sorted(touched):
-      self._loads.uses.touch(key, touched[key])
+    if touched:
+      self._loads.uses.touch_all(layer, touched)
 
   def _revealed(self, p: request_lib.Progress, time: int) -> None:
     hits = (p.need & self.table.resident[p.layer]).bit_count()

@@ -41,13 +41,14 @@ class Launcher(NamedTuple):
 
   Attributes:
     program: the jitted `steps.decode` of its hops.
-    weights: of each hop.
+    weights: of each hop, as a flat tuple: taking dicts apart at every call
+      costs the host as much as the rest of it.
     order: the layer numbers whose caches are written, hop by hop.
     gates: how many MoE layers each hop guesses.
   """
 
   program: Callable[..., tuple[Any, Any, jax.Array]]
-  weights: tuple[segments.Weights, ...]
+  weights: tuple[jax.Array, ...]
   order: tuple[int, ...]
   gates: tuple[int, ...]
 
@@ -140,9 +141,10 @@ class Programs:
       )
       for stage in stages
     )
+    weights, tree = jax.tree.flatten(tuple(stage.weights for stage in stages))
     return Launcher(
-      self.get('decode', shapes, group),
-      tuple(stage.weights for stage in stages),
+      self.get('decode', shapes, group, tree),
+      tuple(weights),
       tuple(i for stage in stages for i in stage.order),
       tuple(shape.gates for shape in shapes),
     )
@@ -230,8 +232,14 @@ class Programs:
 
     @functools.wraps(function)
     def program(*arguments: Any) -> Any:
+      if kind == 'decode':
+        *fixed, tree = static
+        weights = jax.tree.unflatten(tree, arguments[0])
+        arguments = (*fixed, weights, *arguments[1:])
+      else:
+        arguments = (*static, *arguments)
       with jax.default_matmul_precision(self._precision):
-        return function(self._model, *static, *arguments)
+        return function(self._model, *arguments)
 
     # The answer comes last and goes to the host by itself.
     outputs = 2 if kind.endswith('wave') else 3

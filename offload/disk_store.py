@@ -204,8 +204,9 @@ class DiskStore:
       self._readers.ask(key, self._blocks[slot].view)
 
   def _make_room(self) -> bool:
-    key = self._policy.victim(self._table.barred, self._uses)
-    if self._table.barred[key]:
+    barred = self._table.barring(())
+    key = self._policy.victim(barred, self._uses)
+    if barred[key]:
       return False
     self._table.evict(key)
     return True

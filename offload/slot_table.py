@@ -36,7 +36,7 @@ class SlotTable:
     loading: experts on their way into a slot.
     resident_slots: int32 `[layers, experts]`, slots of `resident`, else -1.
     reading: experts that launches in flight may read.
-    barred: one float a key, 0 where it `can_evict` and infinity elsewhere.
+    absent: one float a key, 0 where it is resident and infinity elsewhere.
   """
 
   def __init__(
@@ -50,13 +50,13 @@ class SlotTable:
     self.loading = [0] * layers
     self.resident_slots = np.full((layers, experts), -1, np.int32)
     self.reading = [0] * layers
-    self.barred = np.full(layers * experts, np.inf)
+    self.absent = np.full(layers * experts, np.inf)
     self._free = list(range(slots - 1, -1, -1))
     self._used = [0] * layers
     # The last `barring`: what is awaited stays the same for many loads.
     self._awaited, self._kept = (0, 0), np.zeros(0, np.intp)
     # The last `within`: infinity but for one layer's own.
-    self._apart, self._own = self.barred.copy(), slice(0)
+    self._apart, self._own = self.absent.copy(), slice(0)
     self._holds: list[tuple[int, int]] = []
     self._bytes = (experts + 7) // 8
 
@@ -90,7 +90,7 @@ class SlotTable:
     assert self.loading[layer] >> expert & 1, f'key {key} is not loading'
     self.loading[layer] &= ~(1 << expert)
     self.resident[layer] |= 1 << expert
-    self.barred[key] = 0.0
+    self.absent[key] = 0.0
     slot = self.slot_of[key]
     self.resident_slots[layer, expert] = slot
     return slot
@@ -115,7 +115,7 @@ class SlotTable:
     assert self.can_evict(key), f'key {key} may not be given up'
     layer, expert = divmod(key, self.experts)
     self.resident[layer] &= ~(1 << expert)
-    self.barred[key] = np.inf
+    self.absent[key] = np.inf
     self.resident_slots[layer, expert] = -1
     slot = self.slot_of[key]
     self.slot_of[key], self.key_of[slot] = -1, -1
@@ -127,7 +127,6 @@ class SlotTable:
     assert experts & ~self.resident[layer] == 0, 'a launch misses an expert'
     self._holds.append((layer, experts))
     self.reading[layer] |= experts
-    self._of(layer)[self._mask(experts)] = np.inf
 
   def release(self, layer: int, experts: int) -> None:
     """Undoes one `hold`."""
@@ -136,8 +135,6 @@ class SlotTable:
     for held, mask in self._holds:
       if held == layer:
         self.reading[layer] |= mask
-    let_go = experts & ~self.reading[layer]
-    self._of(layer)[self._mask(let_go)] = 0.0
 
   def read(self, layer: int, experts: int) -> None:
     """Notes that a launch reads experts; `evict` tells of it."""
@@ -151,14 +148,13 @@ class SlotTable:
     Of a first layer some experts alone, of the layers behind it all that are
     resident; behind the last layer comes the first one.
     """
-    order = np.arange(layer, layer + hops) % len(self.resident)
-    found = self.resident_slots[order]
+    end = layer + hops
+    found = self.resident_slots[layer:end]
+    if end > len(self.resident):
+      found = np.concatenate([found, self.resident_slots[: hops - len(found)]])
+    found = found.copy()
     found[0][~self._mask(experts)] = -1
     return found
-
-  def _of(self, layer: int) -> npt.NDArray[np.float64]:
-    """A layer's part of `barred`."""
-    return self.barred[layer * self.experts : (layer + 1) * self.experts]
 
   def _mask(self, experts: int) -> npt.NDArray[np.bool_]:
     """A layer's bitmap as one flag an expert."""
@@ -175,7 +171,12 @@ class SlotTable:
   def barring(
     self, bitmaps: Sequence[tuple[int, int]]
   ) -> npt.NDArray[np.float64]:
-    """A copy of `barred` in which all (layer, bitmap) are barred too."""
+    """One float a key: 0 where it may give way, infinity elsewhere.
+
+    That is what is resident, no launch in flight may read, and none of these
+    (layer, bitmap) awaits.
+    """
+    bitmaps = [*bitmaps, *self._holds]
     # One long integer and one unpacking, from the first layer of them on: a
     # walk over the bits of dozens of bitmaps costs more than all the rest of
     # a load.
@@ -189,7 +190,7 @@ class SlotTable:
       bits_of = np.unpackbits(packed, bitorder='little').view(np.bool_)
       self._awaited = first, joined
       self._kept = bits_of.nonzero()[0] + first * self.experts
-    found = self.barred.copy()
+    found = self.absent.copy()
     found[self._kept] = np.inf
     return found
 
@@ -227,21 +228,18 @@ class SlotTable:
     held = [0] * layers
     for layer, mask in self._holds:
       held[layer] |= mask
-    evictable = here = 0
+    here = 0
     for layer, reading in enumerate(self.reading):
       resident, loading = self.resident[layer], self.loading[layer]
       two = resident & loading | (resident | loading) ^ owned[layer]
       assert not two, f'layer {layer}, experts {[*bits(two)]} in two states'
       assert held[layer] == reading, f'layer {layer}: holds, reading differ'
       assert reading & ~resident == 0, f'layer {layer}: read, gone'
-      evictable |= self.evictable(layer) << layer * self.experts
       here |= resident << layer * self.experts
-    wrong = _joined(self.barred == 0) ^ evictable
-    assert not wrong, f'keys {[*bits(wrong)]} are barred wrongly'
     told, truly = self.resident_slots.ravel(), np.array(self.slot_of)
-    wrong = _joined(told >= 0) ^ here
+    wrong = (_joined(self.absent == 0) ^ here) | (_joined(told >= 0) ^ here)
     wrong |= _joined((told >= 0) & (told != truly))
-    assert not wrong, f'keys {[*bits(wrong)]} have other slots'
+    assert not wrong, f'keys {[*bits(wrong)]} are not told rightly'
 
 
 def _joined(flags: npt.NDArray[np.bool_]) -> int:

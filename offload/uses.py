@@ -9,6 +9,7 @@ import numpy.typing as npt
 from bevy_jax.offload import estimate as estimate_lib
 
 _TICK = 2.0**-31  # A load as a fraction of a use.
+_MANY = 16  # From here on an array operation costs less than a loop.
 _HALF_LIFE = 16.0  # Tokens of a request's progress in which a count halves.
 
 
@@ -64,6 +65,20 @@ class Uses:
     self.count[key] += 1
     self.weight[key] += self._worth * times
     self.layer = key // self.experts
+
+  def touch_all(self, layer: int, times: dict[int, int]) -> None:
+    """`touch` of some of a layer's experts, each so many times, ascending."""
+    experts = sorted(times)
+    if len(experts) < _MANY:
+      for expert in experts:
+        self.touch(layer * self.experts + expert, times[expert])
+      return
+    keys = np.array(experts) + layer * self.experts
+    self.last[keys] = np.arange(self.tick + 1, self.tick + 1 + len(keys))
+    self.count[keys] += 1
+    self.weight[keys] += self._worth * np.array([times[e] for e in experts])
+    self.tick += len(keys)
+    self.layer = layer
 
   def chance(self, key: int, top_k: int, streams: int) -> float:
     """How likely any of some streams uses a key in its next pass.

@@ -386,7 +386,7 @@ class HopsTest(parameterized.TestCase):
   def test_tokens(
     self, name: str, scheduler: str, cache: str, rows: int, hops: int | str
   ):
-    """Seen to fail with the keys of rows that stopped written all the same."""
+    """Seen to fail with rows that stop and are not left as they were."""
     policy = scheduler, 'lfu_decayed'
     log = _check(self, name, policy, cache, rows, hops)
     crossed = [

@@ -54,7 +54,7 @@ class LockstepTest(absltest.TestCase):
     self.assertIsNone(self.lockstep.launch(view))
     view.resident[1] |= 0b10000
     launch = self.lockstep.launch(view)
-    self.assertEqual(launch, (1, [a, b], 0b10110, True, 1))
+    self.assertEqual(launch, (1, [a, b], 0b10110, True, 1, True))
 
   def test_it_waits_for_everybody(self):
     view = _view([_progress(0, 0, 1)], (0b10, 0), active=2)
@@ -69,18 +69,27 @@ class LockstepTest(absltest.TestCase):
     view = _view([a, b], (0b001101, 0), slots=3)
     self.assertEqual(self.lockstep.wants(view), [(0, 0b001101)])
     first = self.lockstep.launch(view)
-    self.assertEqual(first, (0, [a, b], 0b001101, False, 1))
+    self.assertEqual(first, (0, [a, b], 0b001101, False, 1, True))
     # Both stay in the batch until the last wave, though b needs no more.
     a.need, b.need = 0b100000, 0
     view.resident[0] = 0b100000
     last = self.lockstep.launch(view)
-    self.assertEqual(last, (0, [a, b], 0b100000, True, 1))
+    self.assertEqual(last, (0, [a, b], 0b100000, True, 1, True))
 
   def test_who_joined_in_the_middle_catches_up_first(self):
     old, new = _progress(0, 5, 1), _progress(1, 4, 2)
     view = _view([old, new], (0b100, 0b10))
     self.assertEqual(self.lockstep.wants(view), [(0, 0b100)])
-    self.assertEqual(self.lockstep.launch(view), (0, [new], 0b100, True, 1))
+    self.assertEqual(
+      self.lockstep.launch(view), (0, [new], 0b100, True, 1, True)
+    )
+
+  def test_hops_end_at_the_head(self):
+    lockstep = baselines.Lockstep(hops=8)
+    for layer, hops in ((0, 2), (1, 1)):
+      a = _progress(0, layer, 1)
+      launch = lockstep.launch(_view([a], (0b10, 0b10)))
+      self.assertEqual((launch.hops, launch.together), (hops, True))
 
 
 class LagFirstTest(parameterized.TestCase):
@@ -114,10 +123,10 @@ class BevyTest(absltest.TestCase):
     # Tokens differ, the layer is the same.
     view.waiting.remove(nearer)
     launch = baselines.Bevy().launch(view)
-    self.assertEqual(launch, (0, [two, one], 0b11, True, 1))
+    self.assertEqual(launch, (0, [two, one], 0b11, True, 1, False))
     view.waiting.append(nearer)
     launch = baselines.Bevy().launch(view)
-    self.assertEqual(launch, (1, [nearer], 0b1, True, 1))
+    self.assertEqual(launch, (1, [nearer], 0b1, True, 1, False))
 
   def test_split_keeps_all_within_a_layer(self):
     """Seen to fail with `<` for `<=` in `_ready`."""
@@ -136,7 +145,9 @@ class SoloTest(absltest.TestCase):
   def test_the_most_lagging_ready_request_alone(self):
     waits, one, two = _progress(0, 2, 3), _progress(1, 6, 0), _progress(2, 4, 0)
     view = _view([waits, one, two], (0b1, 0))
-    self.assertEqual(baselines.Solo().launch(view), (0, [two], 0b1, True, 1))
+    self.assertEqual(
+      baselines.Solo().launch(view), (0, [two], 0b1, True, 1, False)
+    )
 
 
 class LargestTest(absltest.TestCase):
@@ -145,7 +156,7 @@ class LargestTest(absltest.TestCase):
     pair = [_progress(1, 5, 0), _progress(2, 7, 1)]
     view = _view([last, *pair], (0b1, 0b11))
     largest = baselines.Largest()
-    self.assertEqual(largest.launch(view), (1, pair, 0b11, True, 1))
+    self.assertEqual(largest.launch(view), (1, pair, 0b11, True, 1, False))
     view.waiting.pop()
     self.assertEqual(largest.launch(view).group, [last])
 

@@ -13,6 +13,7 @@ from absl.testing import absltest, parameterized
 
 from bevy_jax import config as config_lib
 from bevy_jax import device, engine, events, protocols
+from bevy_jax import hops as hops_lib
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import params as params_lib
@@ -71,8 +72,13 @@ def _executor(slots: int, capacity: str = 'global') -> device.DeviceExecutor:
   return _make_executor(slots, 'auto', capacity)
 
 
+@functools.cache
+def _crossing() -> device.DeviceExecutor:
+  return _make_executor(8, 'auto', hops=2)
+
+
 def _make_executor(
-  slots: int, link: str, capacity: str = 'global'
+  slots: int, link: str, capacity: str = 'global', hops: int = 1
 ) -> device.DeviceExecutor:
   def fill(key: int, out: np.ndarray) -> None:
     out[...] = 0
@@ -82,7 +88,7 @@ def _make_executor(
     8, _MODEL.expert_shape, np.dtype(np.float32), fill
   )
   config = config_lib.EngineConfig(
-    cache=slots, requests=2, chunk=4, capacity=capacity, link=link
+    cache=slots, requests=2, chunk=4, capacity=capacity, link=link, hops=hops
   )
   return device.DeviceExecutor(_MODEL, _params(), store, config, 16)
 
@@ -118,11 +124,12 @@ def _run_on(
   rows: int = 2,
   link_depth: int = 4,
   capacity: str = 'global',
+  hops: int = 1,
 ) -> list[events.Event]:
   found = engine.Engine(
     _MODEL,
     executor,
-    config_lib.SCHEDULERS[scheduler],
+    hops_lib.give(config_lib.SCHEDULERS[scheduler], hops, 2),
     config_lib.EVICTIONS['lru'],
     rows=rows,
     slots=slots,
@@ -230,6 +237,63 @@ class ProgramsTest(parameterized.TestCase):
     ]
     self.assertIn('decode', waves)
     self.assertEqual(executor.compilations(), before)
+
+
+class HopsTest(parameterized.TestCase):
+  """Two layers: launches of both, from either."""
+
+  @parameterized.product(scheduler=('lockstep', 'runahead'), slots=(3, 5, 8))
+  def test_texts_and_no_compilation(self, scheduler: str, slots: int):
+    executor = _crossing()
+    executor.drain()
+    before = executor.compilations()
+    requests = [
+      _request(0, [0], 4),
+      _request(1, [1, 2, 3, 4, 0, 1], 2),
+      _request(2, [5], 4),  # 6 follows, and then the broken token.
+      _request(3, [7], 3),
+      _request(4, [2, 2], 3),
+      _request(5, [3], 1),
+    ]
+    log = _run_on(executor, slots, scheduler, requests, hops=2)
+    texts = {0: [1, 2, 3, 4], 1: [2, 3], 2: [6], 3: [], 4: [3, 4, 5], 5: [4]}
+    self.assertEqual(_texts(log), texts)
+    if slots == 8:  # With fewer there are waves, which this one has not.
+      self.assertEqual(executor.compilations(), before)
+    crossed = [
+      n for e in log if isinstance(e, events.Crossed) for n in e.layers
+    ]
+    self.assertIn(1, crossed)
+    if slots > 3:
+      self.assertIn(2, crossed)
+
+  def test_who_misses_is_left_where_it_is(self):
+    executor = _crossing()
+    executor.drain()
+    for key in range(8):
+      executor.load(key, key)
+    while executor._transfer.pending():
+      executor.wait()
+      executor.poll()
+    nobody = request_lib.SamplingParams()
+    entries = [protocols.Entry(row, row, 0, nobody) for row in range(2)]
+    executor.launch(0, protocols.Batch('enter', -1, entries=entries))
+    first, second = _HAND['routing'][:2]
+    table = np.arange(8, dtype=np.int32).reshape(2, 4)
+    table[1, [e for e in second[1] if e not in first[1]]] = -1
+    batch = protocols.Batch('decode', 0, 0b1111, [0, 1], table)
+    executor.launch(1, batch)
+    executor.launch(2, batch._replace(layer=1, rows=[1], tables=table[:1] + 4))
+    ends: list[protocols.Ended] = []
+    while len(ends) < 3:
+      executor.wait()
+      ends += [e for e in executor.poll() if isinstance(e, protocols.Ended)]
+    one, two = ends[1].hops
+    self.assertEqual([set(c) for c in one.choices], [{*first[1]}, {*second[1]}])
+    self.assertEqual((list(two.places), two.tokens), ([0], [1]))
+    self.assertEqual([set(c) for c in two.choices], [{*second[0]}])
+    (late,) = ends[2].hops  # From where it was left.
+    self.assertEqual(late.tokens, [2])
 
 
 class SoundTest(parameterized.TestCase):

@@ -431,5 +431,126 @@ class DoctoredTest(parameterized.TestCase):
     self.assertIn('request', ' '.join(left))
 
 
+@functools.cache
+def _far() -> tuple[_Ran, int, int]:
+  """A run with hops: the begin and the end of a launch that crossed two."""
+  for seed in itertools.count(2000):
+    ran = _run(seed, 'runahead_free', 'lru')
+    for i, e in enumerate(ran.log):
+      if isinstance(e, events.Crossed) and set(e.layers) == {1, 2}:
+        begun = next(
+          b
+          for b, x in enumerate(ran.log)
+          if isinstance(x, events.LaunchBegun) and x.launch == e.launch
+        )
+        if ran.facts.costs.shared and _twice(ran.log, i):
+          return ran, begun, i
+  raise AssertionError
+
+
+def _doctored(at: int, **fields: object) -> list[events.Event]:
+  log = list(_far()[0].log)
+  log[at] = dataclasses.replace(log[at], **fields)
+  return log
+
+
+def _twice(log: list[events.Event], crossed: int) -> list[int]:
+  """Where requests have been routed that a launch then carried on."""
+  told: list[tuple[int, int]] = []
+  for i in range(crossed - 1, -1, -1):
+    event = log[i]
+    if isinstance(event, events.LaunchEnded):
+      break
+    if isinstance(event, events.Routed):
+      told.append((i, event.request))
+  requests = [request for _, request in told]
+  return [i for i, r in reversed(told) if requests.count(r) > 1]
+
+
+def _second_router() -> int:
+  ran, _, crossed = _far()
+  return _twice(ran.log, crossed)[0]
+
+
+def _absent() -> tuple[int, ...]:
+  """Experts of that router's layer that are not resident."""
+  ran, begun, _ = _far()
+  base = ran.log[_second_router()].layer * ran.facts.experts
+  here: set[int] = set()
+  for e in ran.log[:begun]:
+    if isinstance(e, events.LoadLanded):
+      here.add(e.key - base)
+    elif isinstance(e, events.Evicted):
+      here.discard(e.key - base)
+  return tuple(e for e in range(ran.facts.experts) if e not in here)[:1]
+
+
+def _given_up() -> list[events.Event]:
+  ran, begun, crossed = _far()
+  log, key = list(ran.log), ran.log[crossed].experts[0]
+  slot = next(
+    e.slot
+    for e in reversed(log[:begun])
+    if isinstance(e, events.LoadLanded) and e.key == key
+  )
+  log.insert(begun + 1, events.Evicted(log[begun].time, key, slot, False))
+  return log
+
+
+def _told_late() -> list[events.Event]:
+  ran, _, crossed = _far()
+  log = list(ran.log)
+  after = next(
+    i
+    for i, e in enumerate(log)
+    if i > crossed and isinstance(e, events.LoadIssued | events.LaunchBegun)
+  )
+  log.insert(after, log.pop(crossed))
+  return log
+
+
+class FarTest(parameterized.TestCase):
+  """Lies about launches that cross several layers."""
+
+  @parameterized.named_parameters(
+    ('too_many', lambda: _doctored(_far()[1], hops=99), 'may cross 99 layers'),
+    ('one', lambda: _doctored(_far()[1], hops=1), 'crosses 2'),
+    (
+      'absent',
+      lambda: _doctored(_second_router(), experts=_absent()),
+      'goes on without',
+    ),
+    ('given_up', _given_up, 'is given up while'),
+    (
+      'read',
+      lambda: _doctored(_far()[2], experts=()),
+      'read other experts',
+    ),
+    (
+      'layers',
+      lambda: _doctored(_far()[2], layers=(3,) * 9),
+      'did not cross',
+    ),
+    ('late', _told_late, 'has not just ended'),
+  )
+  def test_a_lie_is_told(self, lie, words):
+    ran, _, _ = _far()
+    self.assertEqual(validate.faults(ran.log, ran.facts), [])
+    found = validate.faults(lie(), ran.facts)
+    self.assertRegex('\n'.join(found) or 'nothing is wrong', words)
+
+  def test_each_layer_takes_its_time(self):
+    """A dearer layer is not paid for, though a launch by itself would be."""
+    ran, begun, _ = _far()
+    costs, number = ran.facts.costs, ran.log[begun].launch
+    for more, wrong in ((0, False), (10**6, True)):
+      dearer = dataclasses.replace(
+        costs, shared=costs.shared + more, launch=costs.launch - more
+      )
+      found = validate.faults(ran.log, ran.facts._replace(costs=dearer))
+      told = any(f'launch {number} is faster' in line for line in found)
+      self.assertEqual(told, wrong)
+
+
 if __name__ == '__main__':
   absltest.main()

@@ -15,9 +15,17 @@ from typing import Any
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from bevy_jax import (
+  baselines,
+  engine,
+  events,
+  protocols,
+  replay,
+  synthetic,
+  virtual,
+)
 from bevy_jax import config as config_lib
 from bevy_jax import costs as costs_lib
-from bevy_jax import engine, events, protocols, replay, synthetic, virtual
 from bevy_jax import request as request_lib
 from bevy_jax import trace as trace_lib
 from bevy_jax.layers import config as model_config
@@ -53,7 +61,7 @@ def _run(
   model: model_config.ModelConfig,
   requests: list[request_lib.Request],
   *,
-  scheduler: str = 'lockstep',
+  scheduler: str | protocols.Scheduler = 'lockstep',
   eviction: str = 'lru',
   rows: int = 2,
   slots: int = 4,
@@ -62,7 +70,9 @@ def _run(
   found = engine.Engine(
     model,
     executor,
-    config_lib.SCHEDULERS[scheduler],
+    config_lib.SCHEDULERS[scheduler]
+    if isinstance(scheduler, str)
+    else scheduler,
     config_lib.EVICTIONS[eviction],
     rows=rows,
     slots=slots,
@@ -243,6 +253,63 @@ class DeviceTest(absltest.TestCase):
     self.assertLen(ends[0].hops[0].choices, executor.chunk)
     self.assertEqual(ends[1].hops, ())
 
+  def test_hops_by_hand(self):
+    """One base, then each layer; who misses stops, and the rest is read."""
+    executor = virtual.VirtualExecutor(
+      synthetic.Hash(6, 2, 3),
+      costs_lib.Costs(launch=100, shared=10, expert=1, row=1000, head=7),
+      layers=3,
+      hops=3,
+    )
+    entries = [
+      protocols.Entry(row, 0, 5, request_lib.SamplingParams(seed=row))
+      for row in range(2)
+    ]
+    executor.launch(0, protocols.Batch('enter', -1, entries=entries))
+    one, two = (
+      [synthetic.Hash(6, 2, 3).choices(who, 5, i) for i in range(3)]
+      for who in range(2)
+    )
+    self.assertNotEqual(set(one[2]), set(two[2]))
+    tables = np.full((3, 6), -1, np.int32)
+    for layer, ids in enumerate((one[0] + two[0], one[1] + two[1], one[2])):
+      tables[layer, list(ids)] = 0
+    counts = [len({*one[0], *two[0]}), len({*one[1], *two[1]}), 2]
+    experts = sum(1 << e for e in {*one[0], *two[0]})
+    batch = protocols.Batch('decode', 0, experts, [0, 1], tables)
+    executor.launch(1, batch)
+    executor.wait()
+    executor.poll()
+    executor.wait()
+    (ended,) = executor.poll()
+    took = 100 + 3 * (10 + 2 * 1000) + sum(counts) + 7
+    self.assertEqual(ended.time - ended.began, took)
+    self.assertEqual(
+      [list(hop.places) for hop in ended.hops][1:], [[0, 1], [0]]
+    )
+    self.assertEqual(ended.hops[0].choices, [one[1], two[1]])
+    self.assertEqual(ended.hops[1].choices, [one[2], two[2]])
+    self.assertNotEqual(ended.hops[2].tokens, [-1])
+
+  def test_all_together_or_nobody(self):
+    executor = virtual.VirtualExecutor(
+      synthetic.Hash(6, 2, 3), costs_lib.Costs(launch=1), layers=3, hops=3
+    )
+    entries = [
+      protocols.Entry(row, 0, 5, request_lib.SamplingParams(seed=row))
+      for row in range(2)
+    ]
+    executor.launch(0, protocols.Batch('enter', -1, entries=entries))
+    tables = np.zeros((2, 6), np.int32)
+    (missed, *_) = synthetic.Hash(6, 2, 3).choices(1, 5, 1)
+    tables[1, missed] = -1
+    batch = protocols.Batch('decode', 0, 0b111111, [0, 1], tables, True)
+    executor.launch(1, batch)
+    executor.wait()
+    executor.poll()
+    executor.wait()
+    self.assertLen(executor.poll()[0].hops, 1)
+
   def test_the_clock_moves_forward_alone(self):
     executor = virtual.VirtualExecutor(
       synthetic.Hash(6, 2, 3), costs_lib.Costs(load=9, launch=5), layers=3
@@ -319,11 +386,15 @@ class RecordedTest(parameterized.TestCase):
 
   @parameterized.product(
     eviction=('lru', 'lfu_decayed', 'reuse'),
-    world=((1, 0.1), (4, 0.25), (6, 0.01), (7, 0.5)),
+    world=((1, 0.1, 1), (4, 0.25, 1), (6, 0.01, 8), (7, 0.5, 4), (2, 0.9, 24)),
   )
   def test_lockstep_loads_what_the_slot_table_alone_says(self, eviction, world):
-    """Any timing; at a cache of 0.01 a union goes in waves."""
-    rows, cache = world
+    """Any timing; at a cache of 0.01 a union goes in waves.
+
+    However many layers a launch crosses. Seen to fail with one in which rows
+    need not go together.
+    """
+    rows, cache, hops = world
     trace = trace_lib.load('bundled')
     slots = int(cache * 24 * 32)
     rng = random.Random(f'{eviction}{world}')
@@ -334,12 +405,13 @@ class RecordedTest(parameterized.TestCase):
       }
     )
     executor = virtual.VirtualExecutor(
-      virtual.Recorded(trace), costs, trace.layers
+      virtual.Recorded(trace), costs, trace.layers, hops=hops
     )
     log = _run(
       executor,
       virtual.shape(trace),
       virtual.requests(trace, 2, rows, 5),
+      scheduler=baselines.Lockstep(hops=hops),
       eviction=eviction,
       rows=rows,
       slots=slots,
@@ -350,6 +422,8 @@ class RecordedTest(parameterized.TestCase):
       loads[-1] += isinstance(e, events.LoadIssued)
       if isinstance(e, events.LaunchBegun) and e.kind == 'decode' and e.finish:
         loads.append(0)
+      if isinstance(e, events.Crossed):
+        loads += [0] * (max(e.layers) - 1)
     wanted = replay.misses(
       trace,
       range(2, 2 + rows),

@@ -1,5 +1,6 @@
 """What has been used, when and how often."""
 
+import numpy as np
 from absl.testing import absltest
 
 from bevy_jax.offload import uses as uses_lib
@@ -41,6 +42,20 @@ class UsesTest(absltest.TestCase):
     self.assertEqual(uses.layer, 0)
     # Equally often used: the later load counts as more.
     self.assertGreater(uses.count[1], uses.count[4])
+
+  def test_many_at_once_are_touched_one_after_another(self):
+    for count in (3, 40):
+      times = {(7 * i) % 41: 1 + i % 3 for i in range(count)}
+      one, two = uses_lib.Uses(2, 41), uses_lib.Uses(2, 41)
+      for uses in (one, two):
+        uses.load(45)
+        uses.advance(9.0)
+      for expert in sorted(times):
+        one.touch(41 + expert, times[expert])
+      two.touch_all(1, times)
+      for name in ('last', 'count', 'weight'):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+      self.assertEqual((one.tick, one.layer), (two.tick, two.layer))
 
   def test_no_estimate_unless_asked_for(self):
     uses = uses_lib.Uses(1, 3, 2)
