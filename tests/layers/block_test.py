@@ -92,5 +92,23 @@ class DenseTest(absltest.TestCase):
     np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4)
 
 
+class WorkTest(absltest.TestCase):
+  def test_slots_and_distinct_slots_of_choices(self):
+    """Seen to fail with rows that do not count reading all the same."""
+    table = jnp.array([7, -1, 4, 0, 9], jnp.int32)
+    ids = jnp.array([[4, 0], [1, 2], [0, 4], [3, 2]], jnp.int32)
+    active = jnp.array([True, True, True, False])
+    work = block.work(table, ids, active, 5)
+    np.testing.assert_array_equal(
+      work.slots, [[9, 7], [-1, 4], [7, 9], [-1, -1]]
+    )
+    # In the order of their experts, nothing twice, -1 behind the last.
+    np.testing.assert_array_equal(work.distinct, [7, 4, 9, -1, -1])
+    self.assertEqual(int(work.reads), 3)
+    np.testing.assert_array_equal(
+      block.can_read(table, ids), [True, False, True, True]
+    )
+
+
 if __name__ == '__main__':
   absltest.main()
