@@ -1,18 +1,22 @@
-"""What launches of a model take, and what the host does for them."""
+"""What launches of a model take, one by one, and short runs of it."""
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from bevy_jax import config as config_lib
-from bevy_jax import device, engine, events, figures, loading, protocols, steps
+from bevy_jax import device, engine, events, loading, protocols, steps
 from bevy_jax import request as request_lib
 from bevy_jax import window as window_lib
+from bevy_jax.experiments import host_times
 
 _LEAST, _SPEND = 3, 0.03  # Turns of each entry at least, seconds at most.
+_NAP = 30e-6  # Seconds between two looks of a device's executor.
+_SLEEP = 5e-4  # Seconds; as long as a wait for a load.
+_CONTEXT = 128  # Positions of a row; attention takes its time for all of them.
 
 
 class Launch(NamedTuple):
@@ -23,43 +27,39 @@ class Launch(NamedTuple):
   us: float
 
 
-class Host(NamedTuple):
-  """Host time of a run, in microseconds.
-
-  Attributes:
-    launch: to decide on a launch and begin it.
-    answer: to see that it has ended and what that means.
-    load: of a load, slot write and choice of a victim included.
-    loads: loads a launch that these were measured with.
-  """
-
-  launch: float
-  answer: float
-  load: float
-  loads: float
-
-
 class _Watched:
-  """An executor with a watch on the polls in which loads land."""
+  """An executor with a watch on how often the host looks."""
 
   def __init__(self, executor: device.DeviceExecutor):
-    self._executor, self._spent = executor, list[float]()
+    self._executor, self.naps = executor, list[int]()
     self.chunk, self.now = executor.chunk, executor.now
-    self.load, self.launch = executor.load, executor.launch
-    self.wait, self.close = executor.wait, executor.close
+    self.close = executor.close
+    self._loads = self._launches = 0
+
+  def load(self, key: int, slot: int) -> None:
+    """See `Executor`."""
+    self._loads += 1
+    self._executor.load(key, slot)
+
+  def launch(self, number: int, batch: protocols.Batch) -> None:
+    """See `Executor`."""
+    self._launches += 1
+    self._executor.launch(number, batch)
 
   def poll(self) -> list[protocols.Happened]:
     """See `Executor`."""
-    begun = self.now()
     found = self._executor.poll()
-    landed = sum(isinstance(e, protocols.Landed) for e in found)
-    if landed == len(found) > 0:
-      self._spent += [(self.now() - begun) / landed] * landed
+    ended = sum(isinstance(e, protocols.Ended) for e in found)
+    self._launches -= ended
+    self._loads -= len(found) - ended
     return found
 
-  def landing_us(self) -> float:
-    """Mean host time of a load in polls that saw nothing else."""
-    return statistics.mean(self._spent or [0.0]) * 1e-3
+  def wait(self) -> None:
+    """See `Executor`."""
+    begun = self.now()
+    self._executor.wait()
+    if self._loads and self._launches:
+      self.naps.append(self.now() - begun)
 
 
 class Probe:
@@ -71,7 +71,8 @@ class Probe:
 
   def __init__(self, model: loading.Loaded, config: config_lib.EngineConfig):
     self.config, self._model = config, model.config
-    self._context = config.context or min(model.config.context, 256)
+    self._nbytes = model.experts.block_bytes
+    self._context = config.context or min(model.config.context, _CONTEXT)
     self._layers = len(model.config.moe_ids)
     self.executor = device.DeviceExecutor(
       model.config,
@@ -81,18 +82,41 @@ class Probe:
       self._context,
       model.format,
     )
-    self._slots = min(self.executor.slots, model.config.num_experts)
-    for slot in range(self._slots):
-      self.executor.load(slot, slot)
+    # A launch may use as many experts as a layer has, and the next one others:
+    # read again and again, the same few would lie in the processor's cache.
+    self._most = min(self.executor.slots, model.config.num_experts)
+    self._turn = 0
+    keys = self._layers * model.config.num_experts
+    for slot in range(self.executor.slots):
+      self.executor.load(slot % keys, slot)
       self._drain(1)
 
   def table(self) -> list[Launch]:
-    """Decode launches by rows and distinct experts, one layer each."""
+    """Decode launches by rows and distinct experts, one layer each.
+
+    The last layer's are left out where there are others: what follows it is
+    told by `head`.
+    """
+    layers = range(max(1, self._layers - 1))
     return [
-      Launch(rows, distinct, self._decode(rows, distinct))
-      for rows in self._powers(self.config.requests)
+      Launch(rows, distinct, self._decode(rows, distinct, layers))
+      for rows in self._rows()
       for distinct in self._counts(rows)
     ]
+
+  def head(self, table: Sequence[Launch]) -> list[tuple[int, float]]:
+    """What a launch of so many rows takes more where head and sampling follow.
+
+    Nothing where the only layer is the last one: its launches have it all.
+    """
+    if self._layers == 1:
+      return []
+    found = []
+    for rows in self._rows():
+      (distinct, us), *_ = (m[1:] for m in table if m.rows == rows)
+      last = self._decode(rows, distinct, [self._layers - 1])
+      found.append((rows, max(0.0, last - us)))
+    return found
 
   def prefill_us(self) -> float:
     """Device time of one more prompt token in a layer."""
@@ -103,14 +127,47 @@ class Probe:
     tokens = (self.config.requests - 1) * self.config.chunk
     return max(0.0, more - one) / tokens
 
-  def host(self, new_tokens: int) -> Host:
-    """What the host does in a run with random prompts, from a cold cache."""
+  def host(self, new_tokens: int) -> host_times.Host:
+    """What the host does in runs with random prompts, from a cold cache.
+
+    The link is slowed down until it takes as long as all else: then both are
+    busy, as where it matters who waits for whom. A first run, which nobody
+    hears of again, says how slow that is.
+    """
+    warmup = min(4, new_tokens - 1)
+    link = self._balanced(self._run(self.executor, 'runahead', new_tokens))
+    logs, naps = [], list[int]()
+    for scheduler in ('lockstep', 'runahead'):
+      self.executor.drain(link)
+      watched = _Watched(self.executor)
+      logs.append(self._run(watched, scheduler, new_tokens))
+      naps += watched.naps
+    self.executor.drain(self.config.link)
+    found = host_times.fit(logs, self.config.requests, warmup)
+    # Where a launch is over before the host can wait for it, it never naps.
+    nap = host_times.overslept_us(_NAP) + _NAP * 1e6
+    return found._replace(
+      look=statistics.median(naps) * 1e-3 if naps else nap,
+      wake=host_times.overslept_us(_SLEEP),
+    )
+
+  def _balanced(self, log: Sequence[events.Event]) -> str:
+    """A link whose loads take as long as a run on the plain one."""
+    window = window_lib.find(log, self.config.requests, 0)
+    loads = sum(isinstance(e, events.LoadLanded) for e in window.inside(log))
+    if not loads:
+      return self.config.link
+    speed = self._nbytes * loads / window.seconds * 1e-9
+    return f'throttled:{speed:.6g}'
+
+  def _run(
+    self, executor: protocols.Executor, scheduler: str, new_tokens: int
+  ) -> list[events.Event]:
     config, model = self.config, self._model
-    watched = _Watched(self.executor)
     run = engine.Engine(
       model,
-      watched,
-      config_lib.SCHEDULERS[config.scheduler],
+      executor,
+      config_lib.SCHEDULERS[scheduler],
       config_lib.make_eviction(
         config.eviction, config.trace, self._layers, model.num_experts
       ),
@@ -128,37 +185,33 @@ class Probe:
       )
     while run.busy:
       run.step()
-    self.executor.close()
-    window = window_lib.find(run.log, config.requests, min(4, new_tokens - 1))
-    found = figures.launches(run.log, window)
-    us, launches = found['host_us'], found['launches']
-    issued = sum(
-      isinstance(e, events.LoadIssued) for e in window.inside(run.log)
-    )
-    loads, write = issued / launches, watched.landing_us()
-    return Host(
-      launch=us['schedule'] + us['launch'],
-      answer=max(0.0, us['poll'] - loads * write),
-      load=(us['load'] / loads if loads else 0.0) + write,
-      loads=loads,
-    )
+    return run.log
 
-  def _decode(self, rows: int, distinct: int) -> float:
-    k = self._model.top_k
-    batches = []
-    for layer in range(self._layers):
-      slots = [
-        [
-          (row * k + choice) % distinct if choice < distinct else -1
-          for choice in range(k)
-        ]
-        for row in range(rows)
-      ]
-      used = sorted({s for line in slots for s in line if s >= 0})
-      assert len(used) == distinct, 'the rows cannot use so many'
-      batches.append(protocols.Batch('decode', layer, range(rows), slots, used))
+  def _decode(self, rows: int, distinct: int, layers: Iterable[int]) -> float:
     self._enter(rows)
+
+    def batches() -> Iterator[protocols.Batch]:
+      for layer in layers:
+        yield self._batch(layer, rows, distinct)
+
     return self._mean(batches)
+
+  def _batch(self, layer: int, rows: int, distinct: int) -> protocols.Batch:
+    """A launch that reads the slots behind those of the one before."""
+    k, count = self._model.top_k, self.executor.slots
+    first, self._turn = self._turn, self._turn + distinct
+    slots = [
+      [
+        (first + (row * k + choice) % distinct) % count
+        if choice < distinct
+        else -1
+        for choice in range(k)
+      ]
+      for row in range(rows)
+    ]
+    used = sorted({s for line in slots for s in line if s >= 0})
+    assert len(used) == distinct, 'the rows cannot use so many'
+    return protocols.Batch('decode', layer, range(rows), slots, used)
 
   def _enter(self, rows: int) -> None:
     """Rows in the middle of their context, so that attention has work."""
@@ -178,7 +231,7 @@ class Probe:
       -1,
       chunk=protocols.Chunk(range(rows), tokens, [0] * rows),
     )
-    distinct = min(self._slots, rows * chunk * k)
+    distinct = min(self._most, rows * chunk * k)
     slots = [
       [(t * k + c) % distinct for c in range(k)] for t in range(rows * chunk)
     ]
@@ -191,17 +244,18 @@ class Probe:
       if segments[layer] is not None
     ]
     # Of the only layer's experts no later token reads what prompts write.
-    return self._mean(batches) if batches else 0.0
+    return self._mean(lambda: batches) if batches else 0.0
 
-  def _mean(self, batches: list[protocols.Batch]) -> float:
-    """Microseconds: mean of each batch's median over some turns."""
-    spent: list[list[int]] = [[] for _ in batches]
+  def _mean(self, batches: Callable[[], Iterable[protocols.Batch]]) -> float:
+    """Microseconds: mean over the batches of each one's median."""
+    spent: list[list[int]] = []
     begun, turns = time.perf_counter(), 0
     while turns < _LEAST or time.perf_counter() - begun < _SPEND:
-      for batch, times in zip(batches, spent, strict=True):
+      for i, batch in enumerate(batches()):
         self.executor.launch(-1, batch)
         start = self.executor.now()
-        times.append(self._drain(1) - start)
+        spent += [[]] if not turns else []
+        spent[i].append(self._drain(1) - start)
       turns += 1
     return statistics.mean(statistics.median(t) for t in spent) * 1e-3
 
@@ -217,8 +271,14 @@ class Probe:
   def _counts(self, rows: int) -> list[int]:
     """Numbers of distinct experts that so many rows may use."""
     k = self._model.top_k
-    most = min(rows * k, self._slots)
+    most = min(rows * k, self._most)
     return sorted({min(n, most) for n in (1, k, 2 * k, 4 * k, most)})
 
-  def _powers(self, rows: int) -> Iterable[int]:
-    return sorted({*(2**i for i in range(rows.bit_length())), rows})
+  def _rows(self) -> list[int]:
+    """Where launches are padded to more rows: the least and the most of each.
+
+    A launch of 5 rows is as long as one of 8, not half-way from 4 to it.
+    """
+    rows = self.config.requests
+    powers = [2**i for i in range(rows.bit_length())]
+    return sorted({n for p in powers for n in (p, p + 1) if n <= rows} | {rows})
