@@ -30,6 +30,8 @@ from bevy_jax.offload import cuda, host_store
 
 VERSION = 2  # Of platform.json.
 _TOKENS = 24  # Decoded to see what the host does.
+_WARMUP = 4  # Of them.
+_TURNS = 2  # Runs of each scheduler.
 _COPIES = 8
 
 
@@ -44,7 +46,8 @@ class Found(NamedTuple):
     launch_us: from the call to the end of a launch without work.
     prefill_us: of one more prompt token in a layer.
     host: what the host does.
-    table: decode launches.
+    beside: what launches took beside it.
+    table: decode launches, corrected by that.
     head: (rows, us) of head and sampling.
     head_bytes: of the head.
   """
@@ -56,6 +59,7 @@ class Found(NamedTuple):
   launch_us: float
   prefill_us: float
   host: host_times.Host
+  beside: list[host_times.Beside]
   table: list[layer_times.Launch]
   head: list[tuple[int, float]]
   head_bytes: int
@@ -73,9 +77,13 @@ def measure(model: loading.Loaded, config: config_lib.EngineConfig) -> Found:
   leaves = jax.tree.leaves(model.params['layers'])
   probe = layer_times.Probe(model, config)
   used = probe.executor.link.transfer
-  table, prefill = probe.table(), probe.prefill_us()
-  head = probe.head(table)
-  host = probe.host(_TOKENS)
+  (table, head), prefill = probe.table(), probe.prefill_us()
+  runs, rows = probe.runs(_TOKENS, _TURNS), config.requests
+  host = host_times.host(runs, rows, _WARMUP)
+  beside = host_times.beside(
+    runs, table, len(model.config.moe_ids), probe.buckets, rows, _WARMUP
+  )
+  table, head = host_times.corrected(table, head, beside)
   del probe
   gpu = jax.default_backend() != 'cpu'
   top = 2**24 if gpu else 2**22
@@ -94,6 +102,7 @@ def measure(model: loading.Loaded, config: config_lib.EngineConfig) -> Found:
     launch_us=empty_launch_us(),
     prefill_us=prefill,
     host=host,
+    beside=beside,
     table=table,
     head=head,
     head_bytes=head_bytes(model.params),
@@ -281,6 +290,8 @@ def _print(console: rich.console.Console, found: Found) -> None:
     'layer',
     'head and sampling, us more by rows: '
     + (', '.join(f'{rows}: {us:.0f}' for rows, us in found.head) or 'included'),
+    'in runs launches take so many times as long as one by one, by rows: '
+    + ', '.join(f'{b.rows}: {b.factor:.2f} ({b.count})' for b in found.beside),
     f'host: {host.launch:.0f} us a launch, {host.answer:.0f} us an answer, '
     f'{host.row:.0f} us a row of it; {host.load:.0f} us a load that begins, '
     f'{host.land:.0f} us one that lands ({host.loads:.1f} loads a launch); it '

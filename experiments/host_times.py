@@ -1,17 +1,21 @@
-"""What the host does in runs that decode, told by their event logs alone."""
+"""Short runs that decode, by their event logs: host, and launches beside it."""
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bevy_jax import events
+from bevy_jax import costs, events
 from bevy_jax import window as window_lib
+from bevy_jax.experiments import layer_times
 
 _SLEEPS = 100
+_NAP = 30e-6  # Seconds between two looks of a device's executor.
+_LOAD = 5e-4  # Seconds, about as long as a wait for a load.
+_FEW = 8  # Launches that tell nothing yet.
 
 
 class Host(NamedTuple):
@@ -48,7 +52,7 @@ class _Spent(NamedTuple):
   landed: int
 
 
-def fit(logs: Iterable[Sequence[events.Event]], rows: int, warmup: int) -> Host:
+def host(runs: Sequence[layer_times.Decoded], rows: int, warmup: int) -> Host:
   """Least squares over the launches of runs with few and with many loads.
 
   What the host does is a sum: so much for a launch, for each of its rows, for
@@ -57,11 +61,12 @@ def fit(logs: Iterable[Sequence[events.Event]], rows: int, warmup: int) -> Host:
   launch, runahead few.
 
   Args:
-    logs: of whole runs.
+    runs: whole ones.
     rows: R.
     warmup: decode tokens a request that are left out.
   """
-  spent = [s for log in logs for s in _between(log, rows, warmup)]
+  spent = [s for run in runs for s in _between(run.log, rows, warmup)]
+  naps = [nap for run in runs for nap in run.naps]
   ones = [1.0] * len(spent)
   deciding = _least_squares(
     [ones, [s.rows for s in spent], [s.issued for s in spent]],
@@ -71,14 +76,16 @@ def fit(logs: Iterable[Sequence[events.Event]], rows: int, warmup: int) -> Host:
     [ones, [s.rows for s in spent], [s.landed for s in spent]],
     [s.looking for s in spent],
   )
+  # Where launches are over before the host can wait for them, it never naps.
+  look = statistics.median(naps) * 1e-3 if naps else _NAP * 1e6
   return Host(
     launch=deciding[0] * 1e-3,
     answer=looking[0] * 1e-3,
     row=(deciding[1] + looking[1]) * 1e-3,
     load=deciding[2] * 1e-3,
     land=looking[2] * 1e-3,
-    look=0.0,
-    wake=0.0,
+    look=look if naps else look + overslept_us(_NAP),
+    wake=overslept_us(_LOAD),
     loads=statistics.mean(s.issued for s in spent),
   )
 
@@ -91,6 +98,115 @@ def overslept_us(seconds: float) -> float:
     time.sleep(seconds)
     found.append(time.perf_counter() - begun - seconds)
   return statistics.median(found) * 1e6
+
+
+class Beside(NamedTuple):
+  """Launches of a run that the host waited for, beside those measured alone.
+
+  Attributes:
+    rows: what they are padded to.
+    factor: median of the time in the run over the time alone.
+    head_us: median of what head and sampling took; -1 where too few did.
+    count: how many there were.
+  """
+
+  rows: int
+  factor: float
+  head_us: float
+  count: int
+
+
+def beside(
+  runs: Sequence[layer_times.Decoded],
+  table: Iterable[layer_times.Launch],
+  layers: int,
+  buckets: Sequence[int],
+  rows: int,
+  warmup: int,
+) -> list[Beside]:
+  """How much longer launches take in a run than one by one.
+
+  There caches are colder, and the host's own work and the link's want the
+  same memory. Only ends that the host waited for tell: others are seen when
+  it comes to look.
+
+  Args:
+    runs: whole ones.
+    table: launches one by one.
+    layers: with experts.
+    buckets: numbers of rows that launches are padded to, ascending.
+    rows: R.
+    warmup: decode tokens a request that are left out.
+
+  Returns:
+    For each bucket that has been seen often enough; ascending.
+  """
+  alone = costs.Table(
+    costs.Measured(m.rows, m.distinct, 1, m.us) for m in table
+  )
+  plain: dict[int, list[float]] = {}
+  last: dict[int, list[tuple[float, float]]] = {}
+  for begun, us in (x for r in runs for x in _awaited(r, rows, warmup)):
+    bucket = next(n for n in buckets if n >= len(begun.requests))
+    wanted = alone.ns(len(begun.requests), len(begun.experts))
+    if begun.layer + 1 == layers:
+      last.setdefault(bucket, []).append((us, wanted))
+    else:
+      plain.setdefault(bucket, []).append(us / wanted)
+  found = []
+  for bucket, ratios in sorted(plain.items()):
+    if len(ratios) < _FEW:
+      continue
+    factor, ends = statistics.median(ratios), last.get(bucket, [])
+    more = [us - factor * wanted for us, wanted in ends]
+    head = max(0.0, statistics.median(more)) if len(more) >= _FEW else -1.0
+    found.append(Beside(bucket, factor, head, len(ratios) + len(ends)))
+  return found
+
+
+def corrected(
+  table: Iterable[layer_times.Launch],
+  head: Iterable[tuple[int, float]],
+  found: Sequence[Beside],
+) -> tuple[list[layer_times.Launch], list[tuple[int, float]]]:
+  """Launches as they are in runs, with those of the nearest bucket seen."""
+  if not found:
+    return list(table), list(head)
+
+  def near(rows: int) -> Beside:
+    return min(found, key=lambda b: (b.rows < rows, abs(b.rows - rows)))
+
+  heads = []
+  for rows, us in head:
+    there = near(rows)
+    known = there.head_us >= 0 and there.rows // 2 < rows <= there.rows
+    heads.append((rows, there.head_us if known else us * there.factor))
+  return [m._replace(us=m.us * near(m.rows).factor) for m in table], heads
+
+
+def _awaited(
+  run: layer_times.Decoded, rows: int, warmup: int
+) -> Iterator[tuple[events.LaunchBegun, float]]:
+  """Launches that were alone and awaited, with their microseconds."""
+  window = window_lib.find(run.log, rows, warmup)
+  flying: dict[int, events.LaunchBegun] = {}
+  ends: dict[int, int] = {}
+  before: events.LaunchBegun | None = None
+  for event in run.log[window.first : window.last]:
+    if isinstance(event, events.LaunchEnded) and event.launch in flying:
+      ends[event.launch] = event.time
+      del flying[event.launch]
+    elif isinstance(event, events.LaunchBegun):
+      # What the call of a launch took is told by the next one.
+      if before is not None and before.launch in ends:
+        call = events.HostTime(*event.host).launch
+        call -= events.HostTime(*before.host).launch
+        us = (ends[before.launch] - before.time - call) * 1e-3
+        us -= run.awaited.get(before.launch, 0.0) * 1e-3
+        if us > 0 and before.finish and before.launch in run.awaited:
+          yield before, us
+      before = None if flying or event.kind != 'decode' else event
+      flying[event.launch] = event
 
 
 def _between(
@@ -108,17 +224,10 @@ def _between(
     elif isinstance(event, events.LaunchBegun):
       if before is not None:
         past, now = events.HostTime(*before.host), events.HostTime(*event.host)
-        whole, then = sum(now), sum(past)
         looking = now.poll - past.poll
-        found.append(
-          _Spent(
-            whole - then - looking,
-            looking,
-            len(before.requests),
-            issued,
-            landed,
-          )
-        )
+        deciding = sum(now) - sum(past) - looking
+        many = len(before.requests)
+        found.append(_Spent(deciding, looking, many, issued, landed))
       before, issued, landed = event, 0, 0
   return found
 

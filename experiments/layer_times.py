@@ -11,11 +11,8 @@ from bevy_jax import config as config_lib
 from bevy_jax import device, engine, events, loading, protocols, steps
 from bevy_jax import request as request_lib
 from bevy_jax import window as window_lib
-from bevy_jax.experiments import host_times
 
-_LEAST, _SPEND = 3, 0.03  # Turns of each entry at least, seconds at most.
-_NAP = 30e-6  # Seconds between two looks of a device's executor.
-_SLEEP = 5e-4  # Seconds; as long as a wait for a load.
+_LEAST, _SPEND = 3, 0.06  # Turns of each entry at least, seconds at most.
 _CONTEXT = 128  # Positions of a row; attention takes its time for all of them.
 
 
@@ -27,11 +24,26 @@ class Launch(NamedTuple):
   us: float
 
 
-class _Watched:
-  """An executor with a watch on how often the host looks."""
+class Decoded(NamedTuple):
+  """A run, and what `Watched` saw of it."""
+
+  log: list[events.Event]
+  naps: list[int]
+  awaited: dict[int, float]
+
+
+class Watched:
+  """An executor with a watch on when the host saw that a launch had ended.
+
+  Attributes:
+    naps: ns between two looks while both link and device were busy.
+    awaited: launches that ended while the host waited, and by how many ns it
+      saw that late: half of its nap, nothing where a launch alone wakes it.
+  """
 
   def __init__(self, executor: device.DeviceExecutor):
-    self._executor, self.naps = executor, list[int]()
+    self.naps, self.awaited = list[int](), dict[int, float]()
+    self._executor, self._late = executor, -1.0
     self.chunk, self.now = executor.chunk, executor.now
     self.close = executor.close
     self._loads = self._launches = 0
@@ -49,17 +61,22 @@ class _Watched:
   def poll(self) -> list[protocols.Happened]:
     """See `Executor`."""
     found = self._executor.poll()
-    ended = sum(isinstance(e, protocols.Ended) for e in found)
-    self._launches -= ended
-    self._loads -= len(found) - ended
+    ended = [e.launch for e in found if isinstance(e, protocols.Ended)]
+    if self._late >= 0:
+      self.awaited |= dict.fromkeys(ended, self._late)
+    self._late = -1.0
+    self._launches -= len(ended)
+    self._loads -= len(found) - len(ended)
     return found
 
   def wait(self) -> None:
     """See `Executor`."""
     begun = self.now()
     self._executor.wait()
+    self._late = 0.0
     if self._loads and self._launches:
       self.naps.append(self.now() - begun)
+      self._late = self.naps[-1] / 2
 
 
 class Probe:
@@ -91,32 +108,25 @@ class Probe:
       self.executor.load(slot % keys, slot)
       self._drain(1)
 
-  def table(self) -> list[Launch]:
+  def table(self) -> tuple[list[Launch], list[tuple[int, float]]]:
     """Decode launches by rows and distinct experts, one layer each.
 
-    The last layer's are left out where there are others: what follows it is
-    told by `head`.
+    Returns:
+      The launches of all layers but the last one, and (rows, us): what the
+      last layer's take more, with head and sampling behind it. A model of one
+      layer has that in its launches, and nothing beside them.
     """
-    layers = range(max(1, self._layers - 1))
-    return [
-      Launch(rows, distinct, self._decode(rows, distinct, layers))
-      for rows in self._rows()
-      for distinct in self._counts(rows)
-    ]
-
-  def head(self, table: Sequence[Launch]) -> list[tuple[int, float]]:
-    """What a launch of so many rows takes more where head and sampling follow.
-
-    Nothing where the only layer is the last one: its launches have it all.
-    """
-    if self._layers == 1:
-      return []
-    found = []
+    launches, heads = [], []
     for rows in self._rows():
-      (distinct, us), *_ = (m[1:] for m in table if m.rows == rows)
-      last = self._decode(rows, distinct, [self._layers - 1])
-      found.append((rows, max(0.0, last - us)))
-    return found
+      more = []
+      for distinct in self._counts(rows):
+        *others, last = self._decode(rows, distinct)
+        us = statistics.mean(others or [last])
+        launches.append(Launch(rows, distinct, us))
+        more.append(last - us)
+      if self._layers > 1:
+        heads.append((rows, max(0.0, statistics.median(more))))
+    return launches, heads
 
   def prefill_us(self) -> float:
     """Device time of one more prompt token in a layer."""
@@ -127,29 +137,22 @@ class Probe:
     tokens = (self.config.requests - 1) * self.config.chunk
     return max(0.0, more - one) / tokens
 
-  def host(self, new_tokens: int) -> host_times.Host:
-    """What the host does in runs with random prompts, from a cold cache.
+  def runs(self, new_tokens: int, turns: int) -> list[Decoded]:
+    """Lockstep and runahead in turn, with random prompts, from a cold cache.
 
     The link is slowed down until it takes as long as all else: then both are
     busy, as where it matters who waits for whom. A first run, which nobody
     hears of again, says how slow that is.
     """
-    warmup = min(4, new_tokens - 1)
     link = self._balanced(self._run(self.executor, 'runahead', new_tokens))
-    logs, naps = [], list[int]()
-    for scheduler in ('lockstep', 'runahead'):
+    found = []
+    for scheduler in ('lockstep', 'runahead') * turns:
       self.executor.drain(link)
-      watched = _Watched(self.executor)
-      logs.append(self._run(watched, scheduler, new_tokens))
-      naps += watched.naps
+      watched = Watched(self.executor)
+      log = self._run(watched, scheduler, new_tokens)
+      found.append(Decoded(log, watched.naps, watched.awaited))
     self.executor.drain(self.config.link)
-    found = host_times.fit(logs, self.config.requests, warmup)
-    # Where a launch is over before the host can wait for it, it never naps.
-    nap = host_times.overslept_us(_NAP) + _NAP * 1e6
-    return found._replace(
-      look=statistics.median(naps) * 1e-3 if naps else nap,
-      wake=host_times.overslept_us(_SLEEP),
-    )
+    return found
 
   def _balanced(self, log: Sequence[events.Event]) -> str:
     """A link whose loads take as long as a run on the plain one."""
@@ -187,14 +190,15 @@ class Probe:
       run.step()
     return run.log
 
-  def _decode(self, rows: int, distinct: int, layers: Iterable[int]) -> float:
+  def _decode(self, rows: int, distinct: int) -> list[float]:
+    """Of each layer's launches, in passes through all of them."""
     self._enter(rows)
 
     def batches() -> Iterator[protocols.Batch]:
-      for layer in layers:
+      for layer in range(self._layers):
         yield self._batch(layer, rows, distinct)
 
-    return self._mean(batches)
+    return self._medians(batches)
 
   def _batch(self, layer: int, rows: int, distinct: int) -> protocols.Batch:
     """A launch that reads the slots behind those of the one before."""
@@ -244,10 +248,12 @@ class Probe:
       if segments[layer] is not None
     ]
     # Of the only layer's experts no later token reads what prompts write.
-    return self._mean(lambda: batches) if batches else 0.0
+    return statistics.mean(self._medians(lambda: batches)) if batches else 0.0
 
-  def _mean(self, batches: Callable[[], Iterable[protocols.Batch]]) -> float:
-    """Microseconds: mean over the batches of each one's median."""
+  def _medians(
+    self, batches: Callable[[], Iterable[protocols.Batch]]
+  ) -> list[float]:
+    """Microseconds of each of the batches, which are run again and again."""
     spent: list[list[int]] = []
     begun, turns = time.perf_counter(), 0
     while turns < _LEAST or time.perf_counter() - begun < _SPEND:
@@ -257,7 +263,7 @@ class Probe:
         spent += [[]] if not turns else []
         spent[i].append(self._drain(1) - start)
       turns += 1
-    return statistics.mean(statistics.median(t) for t in spent) * 1e-3
+    return [statistics.median(t) * 1e-3 for t in spent]
 
   def _drain(self, count: int) -> int:
     """Waits for so many things to happen; when the last of them was seen."""
@@ -274,11 +280,16 @@ class Probe:
     most = min(rows * k, self._most)
     return sorted({min(n, most) for n in (1, k, 2 * k, 4 * k, most)})
 
+  @property
+  def buckets(self) -> list[int]:
+    """What numbers of rows are padded to, ascending."""
+    rows = self.config.requests
+    return sorted({*(2**i for i in range(rows.bit_length())), rows})
+
   def _rows(self) -> list[int]:
     """Where launches are padded to more rows: the least and the most of each.
 
     A launch of 5 rows is as long as one of 8, not half-way from 4 to it.
     """
-    rows = self.config.requests
-    powers = [2**i for i in range(rows.bit_length())]
-    return sorted({n for p in powers for n in (p, p + 1) if n <= rows} | {rows})
+    most = self.config.requests
+    return sorted({n for b in self.buckets for n in (b, b + 1) if n <= most})
