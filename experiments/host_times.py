@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from bevy_jax import costs, events
 from bevy_jax import window as window_lib
@@ -48,6 +47,8 @@ class _Spent(NamedTuple):
   deciding: int
   looking: int
   rows: int
+  ended: int
+  answered: int  # Rows of those that ended.
   issued: int
   landed: int
 
@@ -73,7 +74,11 @@ def host(runs: Sequence[layer_times.Decoded], rows: int, warmup: int) -> Host:
     [s.deciding for s in spent],
   )
   looking = _least_squares(
-    [ones, [s.rows for s in spent], [s.landed for s in spent]],
+    [
+      [s.ended for s in spent],
+      [s.answered for s in spent],
+      [s.landed for s in spent],
+    ],
     [s.looking for s in spent],
   )
   # Where launches are over before the host can wait for them, it never naps.
@@ -167,21 +172,23 @@ def beside(
 def corrected(
   table: Iterable[layer_times.Launch],
   head: Iterable[tuple[int, float]],
-  found: Sequence[Beside],
+  found: Iterable[Beside],
+  buckets: Sequence[int],
 ) -> tuple[list[layer_times.Launch], list[tuple[int, float]]]:
-  """Launches as they are in runs, with those of the nearest bucket seen."""
-  if not found:
-    return list(table), list(head)
+  """Launches as runs had them; what these never showed stays as it was."""
+  seen = {b.rows: b for b in found}
 
-  def near(rows: int) -> Beside:
-    return min(found, key=lambda b: (b.rows < rows, abs(b.rows - rows)))
+  def there(rows: int) -> Beside | None:
+    return seen.get(next(n for n in buckets if n >= rows))
 
-  heads = []
+  launches, heads = [], []
+  for m in table:
+    b = there(m.rows)
+    launches.append(m._replace(us=m.us * b.factor) if b else m)
   for rows, us in head:
-    there = near(rows)
-    known = there.head_us >= 0 and there.rows // 2 < rows <= there.rows
-    heads.append((rows, there.head_us if known else us * there.factor))
-  return [m._replace(us=m.us * near(m.rows).factor) for m in table], heads
+    b = there(rows)
+    heads.append((rows, b.head_us if b and b.head_us >= 0 else us))
+  return launches, heads
 
 
 def _awaited(
@@ -214,34 +221,41 @@ def _between(
 ) -> list[_Spent]:
   window = window_lib.find(log, rows, warmup)
   found: list[_Spent] = []
+  sizes: dict[int, int] = {}
   before: events.LaunchBegun | None = None
-  issued = landed = 0
+  ended = answered = issued = landed = 0
   for event in log[window.first : window.last]:
     if isinstance(event, events.LoadIssued):
       issued += 1
     elif isinstance(event, events.LoadLanded):
       landed += 1
+    elif isinstance(event, events.LaunchEnded):
+      ended += 1
+      answered += sizes.pop(event.launch, 0)
     elif isinstance(event, events.LaunchBegun):
+      sizes[event.launch] = len(event.requests)
       if before is not None:
         past, now = events.HostTime(*before.host), events.HostTime(*event.host)
         looking = now.poll - past.poll
         deciding = sum(now) - sum(past) - looking
         many = len(before.requests)
-        found.append(_Spent(deciding, looking, many, issued, landed))
-      before, issued, landed = event, 0, 0
+        found.append(
+          _Spent(deciding, looking, many, ended, answered, issued, landed)
+        )
+      before, ended, answered, issued, landed = event, 0, 0, 0, 0
   return found
 
 
 def _least_squares(
   terms: Sequence[Sequence[float]], wanted: Sequence[float]
-) -> npt.NDArray[np.float64]:
+) -> list[float]:
   """Factors of each term, none below 0: those that would be are left out."""
-  table, found = np.array(terms, np.float64), np.zeros(len(terms))
+  table, factors = np.array(terms, np.float64), np.zeros(len(terms))
   used = list(range(len(terms)))
   while used:
     fitted = np.linalg.lstsq(table[used].T, np.array(wanted), rcond=None)[0]
     if fitted.min() >= 0:
-      found[used] = fitted
+      factors[used] = fitted
       break
     del used[int(fitted.argmin())]
-  return found
+  return [float(x) for x in factors]

@@ -41,7 +41,7 @@ class Watched:
       saw that late: half of its nap, nothing where a launch alone wakes it.
   """
 
-  def __init__(self, executor: device.DeviceExecutor):
+  def __init__(self, executor: protocols.Executor):
     self.naps, self.awaited = list[int](), dict[int, float]()
     self._executor, self._late = executor, -1.0
     self.chunk, self.now = executor.chunk, executor.now

@@ -104,7 +104,7 @@ def _rows(
 
 def verdict(rows: Sequence[ablation.Row]) -> str:
   """How many predictions are near what was measured, and the worst one."""
-  off = [abs(float(row['ratio']) - 1) for row in rows]
+  off = [round(abs(float(row['ratio']) - 1), 3) for row in rows]
   near = sum(x <= _NEAR for x in off)
   worst = rows[off.index(max(off))]['ratio']
   return (
