@@ -1,8 +1,7 @@
 """What calibration makes of short runs: a simulated machine is found again.
 
-Seen to fail with rows, loads or landings left out of the sums, with answers
-counted as decisions, with launches that ran beside others, and with the head
-counted among the layers.
+Seen to fail with rows or landings left out of the sums, with answers counted
+as decisions, with factors below 0, and with the head counted among the layers.
 """
 
 from absl.testing import absltest

@@ -1,7 +1,7 @@
 """Rounds of several schedulers, on a bench that is a script.
 
-Seen to fail with ratios of all rounds' medians in place of the rounds' own,
-with the bound's rank left out, and with tokens that nobody compares.
+Seen to fail with the median in place of its bound, and with tokens that
+nobody compares.
 """
 
 import types
