@@ -296,7 +296,7 @@ def _print(console: rich.console.Console, found: Found) -> None:
     'head and sampling, us more by rows: '
     + (', '.join(f'{rows}: {us:.0f}' for rows, us in found.head) or 'included'),
     'in runs launches take so many times as long as one by one, by rows: '
-    + ', '.join(f'{b.rows}: {b.factor:.2f} ({b.count})' for b in found.beside),
+    + ', '.join(f'{b.rows}: {b.factor:.2f} ({b.seen})' for b in found.beside),
     f'host: {host.launch:.0f} us a launch, {host.answer:.0f} us an answer, '
     f'{host.row:.0f} us a row of it; {host.load:.0f} us a load that begins, '
     f'{host.land:.0f} us one that lands ({host.loads:.1f} loads a launch); it '

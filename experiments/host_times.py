@@ -112,13 +112,13 @@ class Beside(NamedTuple):
     rows: what they are padded to.
     factor: median of the time in the run over the time alone.
     head_us: median of what head and sampling took; -1 where too few did.
-    count: how many there were.
+    seen: how many there were.
   """
 
   rows: int
   factor: float
   head_us: float
-  count: int
+  seen: int
 
 
 def beside(

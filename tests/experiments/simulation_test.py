@@ -176,7 +176,7 @@ class LauncherTest(absltest.TestCase):
 
 
 class PriorityTest(absltest.TestCase):
-  """Seen to fail with `_Awaited` that looks at another layer or expert."""
+  """Seen to fail with `_Awaited` that looks at another layer."""
 
   def _log(self, priority: bool) -> list[events.Event]:
     config = _config(
