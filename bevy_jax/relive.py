@@ -203,6 +203,30 @@ def relive(
       'relive runs of prefetchers that look at choices alone.'
     )
   _refuse_broken_prompts(log)
+  requests, stop = _asked(log)
+  found = engine_lib.Engine(
+    model,
+    Relived(log, model.num_experts, chunk),
+    scheduler,
+    eviction,
+    rows=rows,
+    slots=slots,
+    link_depth=link_depth,
+    quota=quota,
+    prefetcher=prefetcher,
+    stop=stop,
+  )
+  for request in requests:
+    found.submit(request)
+  while found.busy:
+    found.step()
+  return found.log
+
+
+def _asked(
+  log: Sequence[events.Event],
+) -> tuple[list[request_lib.Request], engine_lib.StopRule]:
+  """The recorded requests, and what ends each where it ended."""
   lengths, reasons = _ends(log)
   asked = [e for e in log if isinstance(e, events.Admitted)]
   going_on = [e.request for e in asked if e.request not in reasons]
@@ -217,27 +241,15 @@ def relive(
     last = len(p.generated) == lengths[number]
     return reasons[number] if last and reasons[number] != 'error' else None
 
-  found = engine_lib.Engine(
-    model,
-    Relived(log, model.num_experts, chunk),
-    scheduler,
-    eviction,
-    rows=rows,
-    slots=slots,
-    link_depth=link_depth,
-    quota=quota,
-    prefetcher=prefetcher,
-    stop=stop,
-  )
-  for e in asked:
-    # What a prompt says is in the recorded answers.
-    prompt, tokens = (0,) * e.prompt_tokens, lengths.get(e.request, 0) + 1
-    found.submit(
-      request_lib.Request(number=e.request, prompt=prompt, new_tokens=tokens)
+  requests = [
+    request_lib.Request(
+      number=e.request,
+      prompt=(0,) * e.prompt_tokens,  # What it says is in the answers.
+      new_tokens=lengths.get(e.request, 0) + 1,
     )
-  while found.busy:
-    found.step()
-  return found.log
+    for e in asked
+  ]
+  return requests, stop
 
 
 def _refuse_broken_prompts(log: Sequence[events.Event]) -> None:

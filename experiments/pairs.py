@@ -161,6 +161,8 @@ def ratios(found: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
       'ratio': round(ratio, 3),
       'lower_95': lower and round(lower, 3),
       'rounds': len(each),
+      'bar': '',
+      'met': '',
     }
     if (other, base) in _BARS:
       kind, bar = _BARS[other, base]
