@@ -1,9 +1,11 @@
 """What calibration makes of short runs: a simulated machine is found again.
 
 Seen to fail with rows or landings left out of the sums, with answers counted
-as decisions, with factors below 0, and with the head counted among the layers.
+as decisions, with factors below 0, with interrupted launches kept, and with the
+head counted among the layers.
 """
 
+import numpy as np
 from absl.testing import absltest
 
 from bevy_jax import config as config_lib
@@ -75,8 +77,17 @@ class HostTest(absltest.TestCase):
 
   def test_nothing_costs_less_than_nothing(self):
     # The second term would help with a factor of -1.
-    found = host_times._least_squares([[1, 1, 1], [1, 2, 3]], [3, 2, 1])
-    self.assertEqual(list(found), [2, 0])
+    found = host_times._factors([[1, 1, 1], [1, 2, 3]], [3, 2, 1])
+    self.assertEqual(found[1], 0)
+
+  def test_what_was_interrupted_does_not_count(self):
+    rng = np.random.default_rng(0)
+    rows = rng.integers(1, 9, 400)
+    spent = 50.0 + 3 * rows
+    spent[rng.choice(400, 6, replace=False)] += 5000
+    found = host_times._factors([np.ones(400), rows], spent)
+    self.assertAlmostEqual(found[0], 50, delta=0.1)
+    self.assertAlmostEqual(found[1], 3, delta=0.1)
 
 
 class BesideTest(absltest.TestCase):
