@@ -66,6 +66,8 @@ class Costs:
     expert: reading one distinct expert.
     row: one more row in a launch.
     head: what a launch through the last layer takes beside that.
+    heads: (rows, ns) ascending, measured: what it takes beside `head` then,
+      linear between numbers of rows; empty where nobody has measured it.
     prompt: one prompt token in one layer.
     table: measured launches, which then count instead of launch, shared,
       expert and row; `table_shared` and `table_expert` are added to them for
@@ -75,7 +77,12 @@ class Costs:
     table_expert: see `table`.
     host_launch: host work before a launch is on the device.
     host_answer: host work to read the answer of a launch that has ended.
+    host_row: host work for each row of a decode launch.
     host_load: host work to issue a load.
+    host_land: host work for a load that has landed, its slot write included.
+    host_look: between two looks while both link and device are busy; 0 where
+      the host sees everything at once.
+    host_wake: what the host oversleeps when it waits for the link alone.
   """
 
   latency: int = 0
@@ -85,13 +92,18 @@ class Costs:
   expert: int = 0
   row: int = 0
   head: int = 0
+  heads: tuple[tuple[int, float], ...] = ()
   prompt: int = 0
   table: Table | None = None
   table_shared: float = 0.0
   table_expert: float = 0.0
   host_launch: int = 0
   host_answer: int = 0
+  host_row: int = 0
   host_load: int = 0
+  host_land: int = 0
+  host_look: int = 0
+  host_wake: int = 0
 
   def decode(self, rows: int, distinct: int, *, on: bool, last: bool) -> int:
     """Device time of a decode or enter launch.
@@ -102,7 +114,7 @@ class Costs:
       on: False for a wave, which reads no shared weights.
       last: whether it goes through head and sampling.
     """
-    more = self.head if last else 0
+    more = self._head(rows) if last else 0
     if self.table is None:
       shared = self.shared if on else 0
       work = shared + self.expert * distinct + self.row * rows
@@ -124,6 +136,12 @@ class Costs:
       last: whether it goes through head and sampling.
     """
     return self.decode(rows, distinct, on=True, last=last) - self.launch
+
+  def _head(self, rows: int) -> int:
+    if not self.heads:
+      return self.head
+    rows = min(max(rows, self.heads[0][0]), self.heads[-1][0])
+    return max(0, self.head + round(_line(self.heads, rows)))
 
   def prefill(self, tokens: int, distinct: int, *, on: bool) -> int:
     """Device time of a prefill launch; see `decode`."""

@@ -21,7 +21,15 @@ from bevy_jax import (
 )
 from bevy_jax import programs as programs_lib
 from bevy_jax.layers import config as model_config
-from bevy_jax.layers import experts, kernels, kv_cache, params as params_lib, quant
+from bevy_jax.layers import (
+  experts,
+  kernels,
+  kv_cache,
+  quant,
+)
+from bevy_jax.layers import (
+  params as params_lib,
+)
 from bevy_jax.offload import pinned, staging
 from bevy_jax.offload import store as store_lib
 from bevy_jax.offload import transfer as transfer_lib

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from bevy_jax import segments, steps
+from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import (
   experts,
   forced,
@@ -23,7 +24,6 @@ from bevy_jax.layers import (
   norm,
   rope,
 )
-from bevy_jax.layers import config as config_lib
 
 
 def decode(
@@ -37,9 +37,7 @@ def decode(
   control: jax.Array,
 ) -> tuple[steps.State, tuple[kv_cache.LayerCache, ...], jax.Array]:
   """As `steps.decode`, for layers that `params.merged` has laid out."""
-  asked = steps.read_control(
-    config, group, len(hops), steps.to_device(control)
-  )
+  asked = steps.read_control(config, group, len(hops), steps.to_device(control))
   real = asked.rows < state.x.shape[0]
   rows = kernel_rows.take(
     config,
@@ -119,9 +117,7 @@ class _Way:
     y: jax.Array,
     table: jax.Array,
     cache: kv_cache.LayerCache,
-  ) -> tuple[
-    steps.State, kernel_rows.Rows, jax.Array, kv_cache.LayerCache
-  ]:
+  ) -> tuple[steps.State, kernel_rows.Rows, jax.Array, kv_cache.LayerCache]:
     """The state with the rows that came, who goes on, answer and cache."""
     config, p = self._config, self._p
     state, rows, token, sound = self._enter(state, rows, y)
@@ -149,14 +145,10 @@ class _Way:
     found = kernel_router.choose(
       config, p['mlp_norm'], came, state.x, state.ids, state.weights
     )
-    state = state.replace(
-      x=found.x_R, ids=found.ids_R, weights=found.weights_R
-    )
+    state = state.replace(x=found.x_R, ids=found.ids_R, weights=found.weights_R)
     reply = found.answer
     if self._segment.gates:
-      guessed = jnp.concatenate(
-        steps.guesses(config, self._weights, x), axis=1
-      )
+      guessed = jnp.concatenate(steps.guesses(config, self._weights, x), axis=1)
       guessed = jnp.where(reply[:, 1:2] >= 0, guessed, -1)
       reply = jnp.concatenate([reply, guessed], axis=1)
     rows = rows._replace(

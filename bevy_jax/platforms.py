@@ -1,24 +1,30 @@
 """Machines to simulate: presets with their sources, or a measured file.
 
-`platform.json`, version 1, is one object. All keys are required, others are
+`platform.json`, version 2, is one object. All keys are required, others are
 refused; 1 GB is 1e9 bytes; numbers are finite.
 
-  version      1
+  version      2
   device       text
   source       text: the command that measured it
   link         latency_us, from issue to first byte, hidden behind earlier
                loads; gb_per_s, a list of {bytes, depth, gb_per_s}
   memory_gb_per_s, launch_us, prefill_us (one more prompt token in a layer)
   host         launch_us (until a launch is on the device), answer_us (to see
-               that it ended and read its answer), load_us (slot write too)
+               that it ended and read its answer), row_us (for each row of a
+               decode launch), load_us (to issue a load), land_us (to see that
+               it has landed and write its slot), look_us (between two looks
+               while link and device are busy), wake_us (overslept when it
+               waits for the link alone)
   layer        expert_bytes and layer_bytes (shared weights of a layer) when
                table was measured: a list of {rows, distinct, hops, us}, which
                may be empty
+  head         bytes of it when table was measured: a list of {rows, us}, what
+               a launch through head and sampling takes more; may be empty
 
 A load takes bytes / rate, at the rates of the greatest depth, linear in the
 logarithm of the size between them and the nearest one outside. A launch takes
 what the table says (see `costs.Table`), and beside it the bytes by which this
-model's experts and layers differ, over the memory's rate.
+model's experts, layers and head differ, over the memory's rate.
 """
 
 import dataclasses
@@ -33,7 +39,7 @@ import numpy as np
 from bevy_jax import config as config_lib
 from bevy_jax import costs
 
-VERSION = 1
+VERSION = 2
 _MOST = 1e15  # No machine has more of anything; infinity and NaN are more.
 
 # Read by experts (not by a copy) over what the data sheet says, and the same
@@ -60,9 +66,15 @@ class Platform:
     host_launch_us: host work until a launch is on the device.
     host_answer_us: host work to read the answer of a launch.
     host_load_us: host work to issue a load.
+    host_row_us: host work for each row of a decode launch.
+    host_land_us: host work for a load that has landed.
+    host_look_us: between two looks while link and device are busy.
+    host_wake_us: overslept when it waits for the link alone.
     table: measured launches; empty where launch, row and bytes count.
     table_expert_bytes: of an expert when they were measured.
     table_layer_bytes: of a layer's shared weights then.
+    heads: (rows, us) of a launch through the head, beside the layer.
+    heads_bytes: of the head when they were measured.
   """
 
   name: str
@@ -76,9 +88,15 @@ class Platform:
   host_launch_us: float
   host_answer_us: float
   host_load_us: float
+  host_row_us: float = 0.0
+  host_land_us: float = 0.0
+  host_look_us: float = 0.0
+  host_wake_us: float = 0.0
   table: tuple[costs.Measured, ...] = ()
   table_expert_bytes: int = 1
   table_layer_bytes: int = 0
+  heads: tuple[tuple[int, float], ...] = ()
+  heads_bytes: int = 0
 
   def costs(
     self, expert_bytes: int, layer_bytes: int, head_bytes: int = 0
@@ -95,7 +113,8 @@ class Platform:
       shared=round(layer_bytes / memory),
       expert=round(expert_bytes / memory),
       row=round(self.row_us * 1e3),
-      head=round(head_bytes / memory),
+      head=round((head_bytes - self.heads_bytes) / memory),
+      heads=tuple((rows, us * 1e3) for rows, us in self.heads),
       prompt=round(self.prefill_us * 1e3),
       table=costs.Table(self.table) if self.table else None,
       table_shared=(layer_bytes - self.table_layer_bytes) / memory,
@@ -103,6 +122,10 @@ class Platform:
       host_launch=round(self.host_launch_us * 1e3),
       host_answer=round(self.host_answer_us * 1e3),
       host_load=round(self.host_load_us * 1e3),
+      host_row=round(self.host_row_us * 1e3),
+      host_land=round(self.host_land_us * 1e3),
+      host_look=round(self.host_look_us * 1e3),
+      host_wake=round(self.host_wake_us * 1e3),
     )
 
 
@@ -207,6 +230,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _read(found: dict[str, Any]) -> Platform:
   link, host, layer = found['link'], found['host'], found['layer']
+  head = found['head']
   deepest = max(e['depth'] for e in link['gb_per_s'])
   rates = [
     (e['bytes'], float(e['gb_per_s']))
@@ -219,6 +243,7 @@ def _read(found: dict[str, Any]) -> Platform:
   ]
   _refuse_twice('link.gb_per_s', link['gb_per_s'], ('bytes', 'depth'))
   _refuse_twice('layer.table', layer['table'], ('rows', 'distinct', 'hops'))
+  _refuse_twice('head.table', head['table'], ('rows',))
   if table and not any(m.hops == 1 for m in table):
     _wrong('layer.table', 'no entry', 'one with hops 1, or be empty')
   return Platform(
@@ -233,9 +258,15 @@ def _read(found: dict[str, Any]) -> Platform:
     host_launch_us=host['launch_us'],
     host_answer_us=host['answer_us'],
     host_load_us=host['load_us'],
+    host_row_us=host['row_us'],
+    host_land_us=host['land_us'],
+    host_look_us=host['look_us'],
+    host_wake_us=host['wake_us'],
     table=tuple(table),
     table_expert_bytes=layer['expert_bytes'],
     table_layer_bytes=layer['layer_bytes'],
+    heads=tuple(sorted((e['rows'], e['us']) for e in head['table'])),
+    heads_bytes=head['bytes'] if head['table'] else 0,
   )
 
 
@@ -330,6 +361,7 @@ _MEASURED = {
   'hops': _whole(1),
   'us': _number(0, above=True),
 }
+_HOST = ('launch', 'answer', 'row', 'load', 'land', 'look', 'wake')
 _WHOLE: dict[str, _Check] = {
   'version': _version,
   'device': _text,
@@ -338,14 +370,18 @@ _WHOLE: dict[str, _Check] = {
   'memory_gb_per_s': _number(0, above=True),
   'launch_us': _number(0),
   'prefill_us': _number(0),
-  'host': _object(
-    {'launch_us': _number(0), 'answer_us': _number(0), 'load_us': _number(0)}
-  ),
+  'host': _object({f'{name}_us': _number(0) for name in _HOST}),
   'layer': _object(
     {
       'expert_bytes': _whole(1),
       'layer_bytes': _whole(0),
       'table': _list(_MEASURED, 0),
+    }
+  ),
+  'head': _object(
+    {
+      'bytes': _whole(0),
+      'table': _list({'rows': _whole(1), 'us': _number(0)}, 0),
     }
   ),
 }

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bevy_jax import hops as hops_lib
 from bevy_jax import fused, prompt_steps, segments, steps
+from bevy_jax import hops as hops_lib
 from bevy_jax.layers import config as model_config
 
 _DONATED = {

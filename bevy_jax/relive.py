@@ -8,11 +8,12 @@ from bevy_jax import events, protocols
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.offload import eviction as eviction_lib
+from bevy_jax.offload import prefetch
 
 _Kind = TypeVar('_Kind', bound=events.Event)
 # What the engine decides, and what happens to it.
 _DECISIONS = (events.LoadIssued, events.LaunchBegun)
-_ARRIVALS = (events.LoadLanded, events.LaunchEnded)
+_ARRIVALS = (events.LoadLanded, events.LoadFailed, events.LaunchEnded)
 
 
 class Relived:
@@ -73,6 +74,8 @@ class Relived:
       if isinstance(event, events.LoadLanded):
         self._resident.add(event.key)
         out.append(protocols.Landed(event.time, event.key, began=event.began))
+      elif isinstance(event, events.LoadFailed):
+        out.append(protocols.Failed(event.time, event.key, event.reason))
       elif isinstance(event, events.LaunchEnded):
         out.append(self._ended(event))
       elif isinstance(event, events.Evicted):
@@ -194,6 +197,8 @@ def relive(
   link_depth: int,
   chunk: int,
   hops: int = 1,
+  quota: Sequence[int] = (),
+  prefetcher: protocols.Prefetcher = prefetch.PREFETCHERS['none'],
 ) -> list[events.Event]:
   """The log of an engine to which everything happens as it was recorded.
 
@@ -208,7 +213,44 @@ def relive(
     link_depth: loads on the link at once.
     chunk: prompt tokens a row that one prefill launch takes.
     hops: layers that a launch could cross at most.
+    quota: see `View`.
+    prefetcher: likewise the run's; none that is told what will be used, for
+      the log does not keep what it was told.
+
+  Raises:
+    ValueError: see above, or a load that a prompt waited for has failed: the
+      log does not say whose tokens needed it.
   """
+  if prefetcher.gates:
+    raise ValueError(
+      f'{prefetcher} guesses from what launches answered, which no log keeps; '
+      'relive runs of prefetchers that look at choices alone.'
+    )
+  _refuse_broken_prompts(log)
+  requests, stop = _asked(log)
+  found = engine_lib.Engine(
+    model,
+    Relived(log, model.num_experts, chunk, hops),
+    scheduler,
+    eviction,
+    rows=rows,
+    slots=slots,
+    link_depth=link_depth,
+    quota=quota,
+    prefetcher=prefetcher,
+    stop=stop,
+  )
+  for request in requests:
+    found.submit(request)
+  while found.busy:
+    found.step()
+  return found.log
+
+
+def _asked(
+  log: Sequence[events.Event],
+) -> tuple[list[request_lib.Request], engine_lib.StopRule]:
+  """The recorded requests, and what ends each where it ended."""
   lengths, reasons = _ends(log)
   asked = [e for e in log if isinstance(e, events.Admitted)]
   going_on = [e.request for e in asked if e.request not in reasons]
@@ -223,25 +265,35 @@ def relive(
     last = len(p.generated) == lengths[number]
     return reasons[number] if last and reasons[number] != 'error' else None
 
-  found = engine_lib.Engine(
-    model,
-    Relived(log, model.num_experts, chunk, hops),
-    scheduler,
-    eviction,
-    rows=rows,
-    slots=slots,
-    link_depth=link_depth,
-    stop=stop,
-  )
-  for e in asked:
-    # What a prompt says is in the recorded answers.
-    prompt, tokens = (0,) * e.prompt_tokens, lengths.get(e.request, 0) + 1
-    found.submit(
-      request_lib.Request(number=e.request, prompt=prompt, new_tokens=tokens)
+  requests = [
+    request_lib.Request(
+      number=e.request,
+      prompt=(0,) * e.prompt_tokens,  # What it says is in the answers.
+      new_tokens=lengths.get(e.request, 0) + 1,
     )
-  while found.busy:
-    found.step()
-  return found.log
+    for e in asked
+  ]
+  return requests, stop
+
+
+def _refuse_broken_prompts(log: Sequence[events.Event]) -> None:
+  """ValueError where somebody ended for a failed load before it decoded."""
+  entering: set[int] = set()
+  broken = False  # Whether all since then is what a failed load has done.
+  for event in log:
+    if isinstance(event, events.Admitted):
+      entering.add(event.request)
+    elif isinstance(event, events.Prefilled):
+      entering -= set(event.requests)
+    elif isinstance(event, events.Finished):
+      if broken and event.request in entering:
+        raise ValueError(
+          f'the prompt of request {event.request} waited for a load that has '
+          'failed; a log does not tell which tokens of a prompt use an expert, '
+          'so who ends for it cannot be lived through again.'
+        )
+      continue
+    broken = isinstance(event, events.LoadFailed)
 
 
 def _ends(

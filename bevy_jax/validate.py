@@ -22,6 +22,7 @@ class Facts(NamedTuple):
     slots: size of the cache.
     rows: R.
     costs: of a simulated machine; None where times are measured.
+    quota: slots that each layer may fill; empty where all share one pool.
   """
 
   layers: int
@@ -29,6 +30,7 @@ class Facts(NamedTuple):
   slots: int
   rows: int
   costs: costs_lib.Costs | None = None
+  quota: Sequence[int] = ()
 
 
 # With these an answer has been told to its end.
@@ -80,6 +82,7 @@ class _Check:
     self._requests: dict[int, _Request] = {}
     self._prefilled: set[int] = set()
     self._prompt: set[int] | None = None  # Keys that a prompt chunk needs.
+    self._doomed: set[int] = set()  # Who waits for what has failed.
     self._clock = self._link = self._device = self._answer = 0
     self._launches = 0
 
@@ -88,6 +91,9 @@ class _Check:
     self._index = index
     if isinstance(event, _DECISIONS):
       self._over = None
+    if self._doomed and not isinstance(event, events.Finished):
+      self._must(False, f'{sorted(self._doomed)} wait for what has failed')
+      self._doomed.clear()
     match event:
       case events.Admitted():
         self._admitted(event)
@@ -97,6 +103,8 @@ class _Check:
         self._issued(event)
       case events.LoadLanded():
         self._has_landed(event)
+      case events.LoadFailed():
+        self._has_failed(event)
       case events.Evicted():
         self._evicted(event)
       case events.LaunchBegun():
@@ -135,6 +143,11 @@ class _Check:
     )
     self._slots[e.slot] = e.key
     self._coming[e.key] = e
+    if self._facts.quota:
+      layer = e.key // self._facts.experts
+      lie = sum(k // self._facts.experts == layer for k in self._slots.values())
+      most = self._facts.quota[layer]
+      self._must(lie <= most, f'layer {layer} fills {lie} of its {most} slots')
 
   def _has_landed(self, e: events.LoadLanded) -> None:
     issued = self._coming.pop(e.key, None)
@@ -154,6 +167,20 @@ class _Check:
       least = max(self._link, issued.time + costs.host_load + costs.latency)
       self._must(e.time - least >= costs.load, 'a load is faster than the link')
     self._link = max(self._link, e.time)
+
+  def _has_failed(self, e: events.LoadFailed) -> None:
+    issued = self._coming.pop(e.key, None)
+    if issued is None or issued.slot != e.slot:
+      self._must(False, f'key {e.key} fails that is not under way to {e.slot}')
+      return
+    self._must(e.time >= issued.time, f'key {e.key} fails before it began')
+    del self._slots[e.slot]
+    # Who is in a launch, a wave of the same layer, tries it again.
+    self._doomed = {
+      number
+      for number, r in self._requests.items()
+      if e.key in r.need and r.launch is None and not r.moved
+    }
 
   def _evicted(self, e: events.Evicted) -> None:
     self._decided(e)
@@ -364,6 +391,7 @@ class _Check:
     r = self._requests.pop(e.request, None)
     if r is not None and e.reason == 'error':
       self._goes_on(e.request, r)
+    self._doomed.discard(e.request)
     self._must(
       r is not None and r.launch is None,
       f'request {e.request} ends that has no row, or in a launch',
@@ -385,7 +413,7 @@ def unfinished(log: Iterable[events.Event]) -> list[str]:
         open_.discard(f'launch {event.launch}')
       case events.LoadIssued():
         open_.add(f'load of {event.key}')
-      case events.LoadLanded():
+      case events.LoadLanded() | events.LoadFailed():
         open_.discard(f'load of {event.key}')
       case _:
         pass

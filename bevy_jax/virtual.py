@@ -8,7 +8,7 @@ be added up by hand.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from bevy_jax import costs as costs_lib
@@ -124,7 +124,6 @@ class _Queued(NamedTuple):
   """A load that the link has not turned to."""
 
   ready: int
-  later: bool
   order: int
   key: int
 
@@ -155,9 +154,10 @@ class VirtualExecutor:
     layers: int,
     *,
     chunk: int = 32,
-    priority: bool = False,
+    urgent: Callable[[int], bool] | None = None,
     gates: int = 0,
     hops: int = 1,
+    told: bool = True,
   ):
     """An executor at time 0.
 
@@ -166,14 +166,18 @@ class VirtualExecutor:
       costs: what things take.
       layers: with experts.
       chunk: see the class.
-      priority: see `load`.
+      urgent: whether somebody awaits a key now: a link by priority, on which
+        such loads overtake all others that it has not turned to, also those
+        that began as a prefetch; None for first come, first served.
       gates: answers tell the truth about so many layers ahead, for an oracle
         to spoil.
       hops: see the class.
+      told: whether events tell when link and device turned to them; no real
+        device can, and schedulers that measure see it.
     """
     self.chunk, self.hops = chunk, hops
     self._source, self._costs, self._layers = source, costs, layers
-    self._priority, self._gates = priority, gates
+    self._urgent, self._gates, self._told = urgent, gates, told
     self._now = self._link = self._device = self._issued = 0
     self._queue: list[_Queued] = []
     self._landed: deque[protocols.Landed] = deque()
@@ -186,26 +190,23 @@ class VirtualExecutor:
     """See `Executor`; looking at the clock does not move it."""
     return self._now
 
-  def load(self, key: int, slot: int, *, demand: bool = True) -> None:
-    """See `Executor`.
-
-    With `priority` a load on demand overtakes those that are not and that
-    the link has not turned to; what it carries is never broken off.
-    """
+  def load(self, key: int, slot: int) -> None:
+    """See `Executor`; what the link carries is never broken off."""
     del slot
     self._now += self._costs.host_load
     ready = self._now + self._costs.latency
-    if not self._priority:
+    if self._urgent is None:
       # Nobody overtakes: when it lands is known at once.
       self._carry(max(self._link, ready), key)
       return
     self._settle(self._now)
-    self._queue.append(_Queued(ready, not demand, self._issued, key))
+    self._queue.append(_Queued(ready, self._issued, key))
     self._issued += 1
 
   def launch(self, number: int, batch: protocols.Batch) -> None:
     """See `Executor`."""
     self._now += self._costs.host_launch
+    self._now += self._costs.host_row * len(batch.rows)
     if batch.kind == 'prefill':
       took, answer = self._prefill(batch)
     elif batch.kind == 'enter':
@@ -214,7 +215,8 @@ class VirtualExecutor:
       took, answer = self._decode(batch)
     begun = max(self._now, self._device)
     self._device = begun + took
-    self._ends.append(protocols.Ended(self._device, number, answer, begun))
+    ended = protocols.Ended(self._device, number, answer)
+    self._ends.append(ended._replace(began=begun) if self._told else ended)
 
   def poll(self) -> list[protocols.Happened]:
     """See `Executor`; in order of the times."""
@@ -229,18 +231,29 @@ class VirtualExecutor:
         self._now += self._costs.host_answer
       elif first <= self._now:
         out.append(landed.popleft())
+        self._now += self._costs.host_land
       else:
         return out
 
   def wait(self) -> None:
-    """See `Executor`: the clock goes on to whatever happens next."""
+    """See `Executor`: the clock goes on to whatever happens next.
+
+    Where `Costs` say so the host sees it late, as it does on a device: it
+    looks now and then while both link and device are busy, and sleeps until
+    the link is done where that alone is. A launch alone wakes it.
+    """
     dues = [self._ends[0].time] if self._ends else []
     if self._landed:
       dues.append(self._landed[0].time)
     elif self._queue:
       dues.append(self._next()[0] + self._costs.load)
     assert dues, 'nothing is in flight: nothing will ever happen'
-    self._now = max(self._now, min(dues))
+    left, look = max(0, min(dues) - self._now), self._costs.host_look
+    if not self._ends:
+      left += self._costs.host_wake if left else 0
+    elif look and len(dues) > 1:
+      left += -left % look
+    self._now += left
 
   def close(self) -> None:
     """See `Executor`: forgets what is in flight."""
@@ -250,9 +263,11 @@ class VirtualExecutor:
 
   def _next(self) -> tuple[int, _Queued]:
     """When the link turns to which queued load."""
-    free = self._link
+    free, urgent = self._link, self._urgent
+    assert urgent is not None, 'first come, first served has no queue'
     first = min(
-      self._queue, key=lambda q: (max(free, q.ready), q.later, q.order)
+      self._queue,
+      key=lambda q: (max(free, q.ready), not urgent(q.key), q.order),
     )
     return max(free, first.ready), first
 
@@ -267,7 +282,8 @@ class VirtualExecutor:
 
   def _carry(self, begun: int, key: int) -> None:
     self._link = begun + self._costs.load
-    self._landed.append(protocols.Landed(self._link, key, began=begun))
+    began = begun if self._told else -1
+    self._landed.append(protocols.Landed(self._link, key, began=began))
 
   # Launches: what each takes, and its answer.
 

@@ -1,11 +1,14 @@
 """Runahead against the others, in interleaved turns in one process.
 
 python -m bevy_jax.experiments.bench --share=0.5 --pairs=7
+python -m bevy_jax.experiments.bench --schedulers=lockstep,bevy,runahead
 python -m bevy_jax.experiments.bench --cells=core --report=core.json
 
 Without --cells: the demo model on a throttled link. The bar: with lockstep's
 measured device share s in .4 to .6, the median ratio is at least
 0.65 / max(s, 1 - s); overlap alone cannot give more than 1 / max(s, 1 - s).
+With --schedulers each is set beside the one before it: `bevy` is at least 1.2
+of `lockstep`, and `runahead` is no slower than `bevy`.
 
 With --cells: models of published shapes with random weights, see `cells`: a
 suite (core, wide, facts310, resident, tiny) or SHAPE/FORM/R/CACHE/ROUTING,...
@@ -25,6 +28,7 @@ SHARE = flags.DEFINE_float('share', 0.5, 'Device share of lockstep to set.')
 NEW_TOKENS = flags.DEFINE_integer('new_tokens', 0, '0: 96, or 64 with cells.')
 CACHE = flags.DEFINE_float('cache', 0.5, 'Fraction of all experts.')
 REQUESTS = flags.DEFINE_integer('requests', 8, 'Rows that decode at once.')
+SCHEDULERS = flags.DEFINE_list('schedulers', [], 'Rounds of these, no pairs.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write the figures.')
 CELLS = flags.DEFINE_string('cells', '', 'A suite, or cells by name.')
 ROUTING = flags.DEFINE_enum('routing', '', ['', *cells.ROUTINGS], 'For cells.')
@@ -45,7 +49,7 @@ def build_config() -> configs.Decode:
     engine=dataclasses.replace(
       base.engine, cache=CACHE.value, requests=REQUESTS.value
     ),
-    compare=('lockstep', 'runahead'),
+    compare=tuple(SCHEDULERS.value) or ('lockstep', 'runahead'),
   )
 
 
@@ -55,7 +59,9 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   try:
     if not CELLS.value:
-      return pair_job.job(build_config(), PAIRS.value or 7, REPORT.value)
+      rounds = bool(SCHEDULERS.value)
+      count = PAIRS.value or 7
+      return pair_job.job(build_config(), count, REPORT.value, rounds=rounds)
     suite = cells.suite(CELLS.value, PAIRS.value, ROUTING.value)
     options = cell_run.Options(
       new_tokens=NEW_TOKENS.value or 64, trace=TRACE.value, link=LINK.value

@@ -16,6 +16,9 @@ SHAPE = flags.DEFINE_list(
 )
 REQUESTS = flags.DEFINE_integer('requests', 8, 'Rows of the largest launch.')
 CACHE = flags.DEFINE_float('cache', 0.5, 'Fraction of all experts.')
+CONTEXT = flags.DEFINE_integer(
+  'context', 0, 'Positions of a row, all of which attention goes through.'
+)
 LINK = flags.DEFINE_string('link', 'auto', 'auto, cuda or device_put.')
 
 
@@ -25,7 +28,10 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   try:
     config = config_lib.EngineConfig(
-      requests=REQUESTS.value, cache=CACHE.value, link=LINK.value
+      requests=REQUESTS.value,
+      cache=CACHE.value,
+      context=CONTEXT.value,
+      link=LINK.value,
     )
     calibration.main(MODEL.value, SHAPE.value, config, OUT.value)
   except ValueError as error:

@@ -17,13 +17,21 @@ import rich.table
 
 from bevy_jax import config as config_lib
 from bevy_jax import loading
-from bevy_jax.experiments import layer_times, link_speed, overrides, run
+from bevy_jax.experiments import (
+  host_times,
+  layer_times,
+  link_speed,
+  overrides,
+  run,
+)
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import params as params_lib
 from bevy_jax.offload import cuda, host_store
 
-VERSION = 1  # Of platform.json.
+VERSION = 2  # Of platform.json.
 _TOKENS = 24  # Decoded to see what the host does.
+_WARMUP = 4  # Of them.
+_TURNS = 3  # Runs of each scheduler.
 _COPIES = 8
 
 
@@ -38,7 +46,10 @@ class Found(NamedTuple):
     launch_us: from the call to the end of a launch without work.
     prefill_us: of one more prompt token in a layer.
     host: what the host does.
-    table: decode launches.
+    beside: what launches took beside it.
+    table: decode launches, corrected by that.
+    head: (rows, us) of head and sampling.
+    head_bytes: of the head.
   """
 
   expert_bytes: int
@@ -47,8 +58,11 @@ class Found(NamedTuple):
   memory_gb_per_s: float
   launch_us: float
   prefill_us: float
-  host: layer_times.Host
+  host: host_times.Host
+  beside: list[host_times.Beside]
   table: list[layer_times.Launch]
+  head: list[tuple[int, float]]
+  head_bytes: int
 
   @property
   def link_depth(self) -> int:
@@ -63,8 +77,13 @@ def measure(model: loading.Loaded, config: config_lib.EngineConfig) -> Found:
   leaves = jax.tree.leaves(model.params['layers'])
   probe = layer_times.Probe(model, config)
   used = probe.executor.link.transfer
-  table, prefill = probe.table(), probe.prefill_us()
-  host = probe.host(_TOKENS)
+  (table, head), prefill = probe.table(), probe.prefill_us()
+  runs, rows = probe.runs(_TOKENS, _TURNS), config.requests
+  host = host_times.host(runs, rows, _WARMUP)
+  beside = host_times.beside(
+    runs, table, len(model.config.moe_ids), probe.buckets, rows, _WARMUP
+  )
+  table, head = host_times.corrected(table, head, beside, probe.buckets)
   del probe
   gpu = jax.default_backend() != 'cpu'
   top = 2**24 if gpu else 2**22
@@ -75,6 +94,11 @@ def measure(model: loading.Loaded, config: config_lib.EngineConfig) -> Found:
     for name in names
     if name != 'cuda' or not cuda.obstacle(jax.devices()[0])
   }
+  if not host.loads:
+    # With room for all experts the runs loaded nothing: what is known of a
+    # load's host time is how long the link alone kept it.
+    alone = [r for r in links[used] if r.nbytes == nbytes]
+    host = host._replace(land=alone[-1].host_us)
   return Found(
     expert_bytes=nbytes,
     layer_bytes=sum(leaf.nbytes for leaf in leaves) // model.config.num_layers,
@@ -83,8 +107,16 @@ def measure(model: loading.Loaded, config: config_lib.EngineConfig) -> Found:
     launch_us=empty_launch_us(),
     prefill_us=prefill,
     host=host,
+    beside=beside,
     table=table,
+    head=head,
+    head_bytes=head_bytes(model.params),
   )
+
+
+def head_bytes(params: dict[str, Any]) -> int:
+  """Of the matrix that the last layer's output goes through."""
+  return int(params['head' if 'head' in params else 'embed'].nbytes)
 
 
 def memory_gb_per_s(nbytes: int) -> float:
@@ -137,7 +169,11 @@ def document(found: Found, source: str) -> dict[str, Any]:
     'host': {
       'launch_us': found.host.launch,
       'answer_us': found.host.answer,
+      'row_us': found.host.row,
       'load_us': found.host.load,
+      'land_us': found.host.land,
+      'look_us': found.host.look,
+      'wake_us': found.host.wake,
     },
     'layer': {
       'expert_bytes': found.expert_bytes,
@@ -146,6 +182,10 @@ def document(found: Found, source: str) -> dict[str, Any]:
         {'rows': m.rows, 'distinct': m.distinct, 'hops': 1, 'us': m.us}
         for m in found.table
       ],
+    },
+    'head': {
+      'bytes': found.head_bytes,
+      'table': [{'rows': rows, 'us': us} for rows, us in found.head],
     },
   }
 
@@ -253,8 +293,14 @@ def _print(console: rich.console.Console, found: Found) -> None:
     f'device memory {found.memory_gb_per_s:.1f} GB/s; an empty launch '
     f'{found.launch_us:.0f} us; a prompt token {found.prefill_us:.2f} us a '
     'layer',
+    'head and sampling, us more by rows: '
+    + (', '.join(f'{rows}: {us:.0f}' for rows, us in found.head) or 'included'),
+    'in runs launches take so many times as long as one by one, by rows: '
+    + ', '.join(f'{b.rows}: {b.factor:.2f} ({b.seen})' for b in found.beside),
     f'host: {host.launch:.0f} us a launch, {host.answer:.0f} us an answer, '
-    f'{host.load:.0f} us a load ({host.loads:.1f} loads a launch)',
+    f'{host.row:.0f} us a row of it; {host.load:.0f} us a load that begins, '
+    f'{host.land:.0f} us one that lands ({host.loads:.1f} loads a launch); it '
+    f'looks every {host.look:.0f} us and oversleeps {host.wake:.0f} us',
     f'link_depth={found.link_depth} is within 5 % of the best for '
     f'{found.expert_bytes:,} bytes',
   )

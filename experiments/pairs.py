@@ -1,5 +1,6 @@
-"""Two schedulers on the same work, pair by pair, and what the pairs say."""
+"""Schedulers on the same work, round by round, and what the rounds say."""
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -7,6 +8,12 @@ from typing import Any, NamedTuple
 from bevy_jax.experiments import run
 
 _BAR = 0.65  # Of the ideal overlap 1 / max(s, 1 - s).
+# What one scheduler must reach beside another: the median ratio, or where it
+# only may not lose, the lower bound of it, which noise may push below 1.
+_BARS = {
+  ('bevy', 'lockstep'): ('ratio', 1.2),
+  ('runahead', 'bevy'): ('lower', 0.97),
+}
 # Rank, from below, of the order statistic that the median exceeds with at
 # least 95 % confidence, by number of pairs (binomial, one-sided).
 _LOWER = {5: 1, 6: 1, 7: 1, 8: 2, 9: 2, 10: 2, 11: 3, 12: 3, 13: 4, 14: 4}
@@ -105,6 +112,66 @@ def lower(ratios: Sequence[float]) -> float | None:
   """What the median exceeds with 95 % confidence; None of too few."""
   rank = _LOWER.get(len(ratios))
   return sorted(ratios)[rank - 1] if rank else None
+
+
+def rounds(
+  bench: run.Bench, count: int, say: Callable[[str], None]
+) -> list[dict[str, dict[str, Any]]]:
+  """Runs A B C A B C ...; each round's reports by scheduler.
+
+  Raises:
+    ValueError: tokens differ although the arithmetic is exact.
+    KeyboardInterrupt: Ctrl-C ended a run.
+  """
+  variants, found = bench.config.variants(), []
+  for number in range(count):
+    done = {}
+    for variant in variants:
+      done[variant[0]] = bench.run(*variant)
+      if done[variant[0]].interrupted:
+        raise KeyboardInterrupt
+    texts = {
+      name: [o.tokens for o in side.outputs] for name, side in done.items()
+    }
+    first = next(iter(texts))
+    other = [name for name in texts if texts[name] != texts[first]]
+    if bench.exact and other:
+      raise ValueError(
+        f'round {number}: {first} and {other} gave different tokens; the '
+        'scheduling changed the answer, which is a fault of this program.'
+      )
+    found.append({name: side.report for name, side in done.items()})
+    speeds = (
+      f'{name} {side.report["tokens_per_s"]:.1f}' for name, side in done.items()
+    )
+    say(f'round {number + 1}: {", ".join(speeds)} tokens/s')
+  return found
+
+
+def ratios(found: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+  """Each scheduler beside the one before it in the rounds, and its bar.
+
+  A ratio is that of two runs of the same round; `lower` is its median's lower
+  95 % bound, None where there are too few or too many rounds to tell.
+  """
+  names, out = list(found[0]), []
+  for base, other in itertools.pairwise(names):
+    each = sorted(
+      r[other]['tokens_per_s'] / r[base]['tokens_per_s'] for r in found
+    )
+    ratio, least = statistics.median(each), lower(each)
+    row: dict[str, Any] = {
+      'ratio_of': f'{other} / {base}',
+      'ratio': round(ratio, 3),
+      'lower_95': least and round(least, 3),
+      'rounds': len(each),
+    }
+    if (other, base) in _BARS:
+      kind, bar = _BARS[other, base]
+      seen = least if kind == 'lower' and least is not None else ratio
+      row |= {'bar': f'{kind} >= {bar}', 'met': seen >= bar}
+    out.append(row)
+  return out
 
 
 def _median(values: Any) -> float:

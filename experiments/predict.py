@@ -1,10 +1,14 @@
 """Predicted against measured tokens/s of a model on this machine, one table.
 
 python -m bevy_jax.experiments.predict --platform=file:platform.json \\
-  --link=throttled:0.17 --csv=predicted.csv
+  --link=throttled:0.17 --csv=predicted.csv --report=predicted.json
 
-The platform is what `experiments.calibrate` measured on the same machine.
+The platform is what `experiments.calibrate` measured on the same machine, in
+runs of its own with other prompts. On a GPU --new_tokens=32 --repeats=3 are
+done in a minute; see `prediction.compare` for what is compiled.
 """
+
+import functools
 
 from absl import app, flags
 
@@ -23,6 +27,7 @@ TOKENS = flags.DEFINE_integer('new_tokens', 48, 'Tokens a request.')
 REPEATS = flags.DEFINE_integer('repeats', 3, 'Runs on the device.')
 SET = flags.DEFINE_multi_string('set', [], 'FIELD=VALUE of the run or engine.')
 CSV = flags.DEFINE_string('csv', '', 'Where to write the rows.')
+REPORT = flags.DEFINE_string('report', '', 'Where to write them as JSON.')
 
 
 def build_config() -> configs.Decode:
@@ -54,12 +59,18 @@ def main(argv: list[str]) -> None:
       variants=config.variants(),
       repeats=REPEATS.value,
     )
-    rows = list(prediction.compare(config, plan, print))
+    say = functools.partial(print, flush=True)
+    rows = list(prediction.compare(config, plan, say))
     if CSV.value:
       ablation.save(CSV.value, rows)
+    if REPORT.value:
+      prediction.save(REPORT.value, PLATFORM.value, rows)
   except (ValueError, OSError) as error:
     raise SystemExit(f'predict: {error}') from error
+  except KeyboardInterrupt:
+    raise SystemExit(130) from None
   print(ablation.table(rows))
+  print(prediction.verdict(rows))
 
 
 if __name__ == '__main__':

@@ -36,7 +36,7 @@ EVICTION = flags.DEFINE_string(
   'eviction', 'lfu_decayed', ', '.join(config_lib.names()) + '.'
 )
 HOPS = flags.DEFINE_string('hops', '1', "Layers a launch, or 'pass'.")
-PREFETCH = flags.DEFINE_string('prefetch', 'none', 'none.')
+PREFETCH = flags.DEFINE_string('prefetch', 'none', 'See decode.')
 COMPARE = flags.DEFINE_list(
   'compare', [], 'scheduler[:eviction[:prefetch]] variants to compare.'
 )
@@ -45,12 +45,16 @@ COUNT = flags.DEFINE_integer('count', 0, 'Requests admitted; 0: as many as R.')
 SKIP = flags.DEFINE_integer('skip', 32, 'Tokens before the measured window.')
 TOKENS = flags.DEFINE_integer('tokens', 0, 'Tokens a request in all; 0: all.')
 LINK = flags.DEFINE_string('link', '', 'throttled:GB_PER_S[:LATENCY_US].')
+PRIORITY = flags.DEFINE_bool(
+  'priority', False, 'Whether demand overtakes prefetches on the link.'
+)
 BOUNDS = flags.DEFINE_bool('bounds', True, 'Whether bounds are computed too.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
 
 
 _PLAIN = (TRACE, PLATFORM, SHAPE, EXPERT_MB, LAYER_MB, HEAD_MB, REQUESTS,
-  SCHEDULER, EVICTION, PREFETCH, FIRST, COUNT, SKIP, TOKENS, LINK, BOUNDS,
+  SCHEDULER, EVICTION, PREFETCH, FIRST, COUNT, SKIP, TOKENS, LINK, PRIORITY,
+  BOUNDS,
 )  # fmt: skip
 
 

@@ -88,6 +88,21 @@ class Bench:
     self.llm.executor.drain(link)
     self.llm.config = dataclasses.replace(self.llm.config, link=link)
 
+  def set_cache(self, cache: float | int) -> None:
+    """Lets the runs to come use so many of the slots that there are.
+
+    Nothing is compiled for it: programs know the pool and not how much of it
+    is used. ValueError where there are not so many.
+    """
+    config = dataclasses.replace(self.llm.config, cache=cache)
+    slots = config_lib.slots(config, self.llm.model.config)
+    if slots > self.llm.executor.slots:
+      raise ValueError(
+        f'cache {cache} is {slots} slots, but the device has '
+        f'{self.llm.executor.slots}; open it with the largest cache first.'
+      )
+    self.llm.config, self.llm.slots = config, slots
+
   def run(
     self,
     scheduler: str,
@@ -188,7 +203,7 @@ class Bench:
       top_k=model.config.top_k,
       slots=llm.slots,
       block_bytes=model.experts.block_bytes,
-      cache_bytes=llm.executor.pool_bytes,
+      cache_bytes=llm.executor.pool_bytes // llm.executor.slots * llm.slots,
       eviction=llm.eviction(eviction),
       warmup=engine.warmup,
       host_blocks=model.experts.capacity,

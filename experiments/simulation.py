@@ -54,7 +54,10 @@ class Replay:
     tokens: that each decodes at most, the skipped ones included; 0: all.
     link: '' for the platform's own, or 'throttled:GB_PER_S[:LATENCY_US]'.
     link_depth: loads on the link at once.
+    priority: whether loads that somebody awaits overtake queued prefetches on
+      the link; a device's link carries them in their order.
     bounds: whether the report has its bounds, which cost time.
+    told: see `VirtualExecutor`; False to be as blind as a device.
   """
 
   trace: str = 'bundled'
@@ -76,7 +79,9 @@ class Replay:
   tokens: int = 0
   link: str = ''
   link_depth: int = 4
+  priority: bool = False
   bounds: bool = True
+  told: bool = True
 
   def __post_init__(self) -> None:
     for name in ('first', 'count', 'skip', 'tokens'):
@@ -124,6 +129,25 @@ class Run(NamedTuple):
 
   report: dict[str, Any]
   log: list[events.Event]
+
+
+class _Awaited:
+  """Whether somebody who waits needs a key, as the engine sees it.
+
+  Attributes:
+    view: the engine's.
+  """
+
+  view: protocols.View
+
+  def __init__(self, experts: int):
+    self._experts = experts
+
+  def __call__(self, key: int) -> bool:
+    layer, expert = divmod(key, self._experts)
+    return any(
+      p.layer == layer and p.need >> expert & 1 for p in self.view.waiting
+    )
 
 
 class Simulation:
@@ -177,12 +201,15 @@ class Simulation:
       scheduler = hops.give(known, config.hops, self.trace.layers)
     if isinstance(eviction, str):
       eviction = self._eviction(eviction)
+    awaited = _Awaited(self.trace.num_experts)
     executor = virtual.VirtualExecutor(
       virtual.Recorded(self.trace),
       self.costs,
       self.trace.layers,
+      urgent=awaited if config.priority else None,
       gates=prefetch.gates,
       hops=getattr(scheduler, 'hops', 1),
+      told=config.told,
     )
     found = engine_lib.Engine(
       self._model,
@@ -194,6 +221,7 @@ class Simulation:
       link_depth=config.link_depth,
       prefetcher=prefetch,
     )
+    awaited.view = found.view
     for request in self._requests:
       found.submit(request)
     return found

@@ -1,5 +1,6 @@
 """LLM on the demo model: the five-line use, streaming, stops, refusals."""
 
+import copy
 import dataclasses
 import functools
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 from absl.testing import absltest, parameterized
 
-from bevy_jax import LLM, SamplingParams, events, relive
+from bevy_jax import LLM, SamplingParams, events, protocols, relive
 from bevy_jax import config as config_lib
+from bevy_jax.experiments import simulation
 from bevy_jax.layers import reference
 from bevy_jax.offload import prefetch
 
@@ -184,6 +186,122 @@ class RecordedTest(parameterized.TestCase):
     self.assertEqual([_counts(e) for e in again], counted[: len(again)])
     self.assertGreater(len(again), len(counted) - 8)
     self.assertTrue(any(isinstance(e, events.Evicted) for e in again))
+
+
+class _Overheard:
+  """A scheduler whose views are kept, as they were, with what it decided."""
+
+  def __init__(self, scheduler: protocols.Scheduler):
+    self.heard: list[tuple[protocols.View, Any, Any]] = []
+    self._scheduler, self.depth = scheduler, scheduler.depth
+    self._view, self._wants = protocols.View([], 0, 0, [], [], 0), list[Any]()
+
+  def wants(self, view: protocols.View) -> list[protocols.Want]:
+    kept = copy.deepcopy(view)
+    found = self._scheduler.wants(view)
+    self.heard.append((kept, list(found), ...))
+    return found
+
+  def launch(self, view: protocols.View) -> protocols.Launch | None:
+    kept = copy.deepcopy(view)
+    found = self._scheduler.launch(view)
+    self.heard.append((kept, ..., _launched(found)))
+    return found
+
+
+class _Watched:
+  """An eviction whose choices are kept with what it chose from."""
+
+  def __init__(self, rule: protocols.Eviction):
+    self.seen: list[tuple[Any, Any, int]] = []
+    self._rule, self.estimates = rule, rule.estimates
+
+  def victim(self, barred: Any, uses: Any) -> int:
+    kept = barred.copy(), copy.deepcopy(uses)
+    found = self._rule.victim(barred, uses)
+    self.seen.append((*kept, found))
+    return found
+
+
+def _launched(launch: protocols.Launch | None) -> Any:
+  if launch is None:
+    return None
+  who = [p.request.number for p in launch.group]
+  return launch._replace(group=who)
+
+
+@functools.cache
+def _simulation() -> simulation.Simulation:
+  config = simulation.Replay(expert_mb=0.1, cache=0.5, requests=2, tokens=4)
+  return simulation.Simulation(config)
+
+
+class TwoWorldsTest(parameterized.TestCase):
+  """One scheduler, eviction, prefetcher for the device and the simulator.
+
+  Seen to fail with `simulation` copying a scheduler, with a scheduler that
+  counts its calls or looks at the clock, and with an eviction that remembers
+  its last victim.
+  """
+
+  @parameterized.product(
+    scheduler=tuple(config_lib.SCHEDULERS), eviction=('lru', 'reuse')
+  )
+  def test_the_very_same_objects(self, scheduler, eviction):
+    rule = prefetch.Transition(depth=2)
+    engines = [
+      world.engine(scheduler, eviction, rule)
+      for world in (_llm(), _simulation())
+    ]
+    for engine in engines:
+      self.assertIs(engine._scheduler, config_lib.SCHEDULERS[scheduler])
+      self.assertIs(engine._loads._eviction, config_lib.EVICTIONS[eviction])
+      self.assertIs(engine._loads.guesses._prefetcher, rule)
+    # Plain values that nobody can change while they decide.
+    for policy in (
+      config_lib.SCHEDULERS[scheduler], config_lib.EVICTIONS[eviction], rule,
+    ):  # fmt: skip
+      field = dataclasses.fields(policy)[0].name
+      with self.assertRaises(dataclasses.FrozenInstanceError):
+        setattr(policy, field, getattr(policy, field))
+
+  @parameterized.parameters(
+    # No simulator runs a model's gates, and no device knows the future.
+    *sorted({*config_lib.PREFETCHERS} - {'next_gate', 'oracle'})
+  )
+  def test_a_name_means_the_same_in_both(self, name):
+    device, simulated = _llm().prefetcher(name), _simulation()._prefetcher(name)
+    self.assertEqual(device, simulated)
+    self.assertIs(type(device), type(simulated))
+
+  @parameterized.parameters(
+    ('runahead', 'lru'), ('runahead', 'reuse'), ('lockstep', 'lfu_decayed'),
+    ('bevy', 'lru'), ('largest', 'lru'),
+  )  # fmt: skip
+  def test_what_the_device_saw_is_decided_again(self, scheduler, eviction):
+    """By the simulator's objects, from the views alone and backwards."""
+    llm = _llm()
+    ran = llm.engine(scheduler, eviction)
+    heard = _Overheard(ran._scheduler)
+    seen = _Watched(ran._loads._eviction)
+    ran._scheduler, ran._loads._eviction = heard, seen
+    for _ in llm.run(ran, llm.requests(PROMPTS, 6)):
+      pass
+    there = _simulation().engine(scheduler, eviction)
+    launches = 0
+    for view, wants, launch in reversed(heard.heard):
+      if wants is not ...:
+        self.assertEqual(there._scheduler.wants(view), wants)
+      else:
+        found = there._scheduler.launch(view)
+        self.assertEqual(_launched(found), launch)
+        launches += launch is not None
+    begun = [e for e in ran.log if isinstance(e, events.LaunchBegun)]
+    self.assertEqual(launches, sum(e.kind == 'decode' for e in begun))
+    for barred, uses, victim in reversed(seen.seen):
+      found = there._loads._eviction.victim(barred, uses)
+      self.assertEqual(found, victim)
+    self.assertGreater(len(seen.seen), 20)
 
 
 def _counts(event: events.Event) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from absl.testing import absltest, parameterized
 from bevy_jax import costs, platforms
 
 _FILE: dict[str, Any] = {
-  'version': 1,
+  'version': 2,
   'device': 'a card',
   'source': 'a command',
   'link': {
@@ -25,7 +25,15 @@ _FILE: dict[str, Any] = {
   'memory_gb_per_s': 100.0,
   'launch_us': 2.5,
   'prefill_us': 0.25,
-  'host': {'launch_us': 80, 'answer_us': 4, 'load_us': 3},
+  'host': {
+    'launch_us': 80,
+    'answer_us': 4,
+    'row_us': 2,
+    'load_us': 3,
+    'land_us': 5,
+    'look_us': 90,
+    'wake_us': 60,
+  },
   'layer': {
     'expert_bytes': 1000,
     'layer_bytes': 5000,
@@ -33,6 +41,10 @@ _FILE: dict[str, Any] = {
       {'rows': 1, 'distinct': 2, 'hops': 1, 'us': 30.0},
       {'rows': 1, 'distinct': 4, 'hops': 1, 'us': 40.0},
     ],
+  },
+  'head': {
+    'bytes': 500,
+    'table': [{'rows': 4, 'us': 12.0}, {'rows': 1, 'us': 6}],
   },
 }
 
@@ -64,6 +76,8 @@ _KEYS = (
   *(f'link.{k}' for k in _FILE['link']),
   *(f'host.{k}' for k in _FILE['host']),
   *(f'layer.{k}' for k in _FILE['layer']),
+  *(f'head.{k}' for k in _FILE['head']),
+  *(f'head.table.1.{k}' for k in ('rows', 'us')),
   *(f'link.gb_per_s.1.{k}' for k in ('bytes', 'depth', 'gb_per_s')),
   *(f'layer.table.0.{k}' for k in ('rows', 'distinct', 'hops', 'us')),
 )
@@ -81,11 +95,18 @@ class FileTest(parameterized.TestCase):
     self.assertEqual(found.latency, 9000)
     self.assertEqual(found.load, 500)  # at depth 8
     self.assertEqual(found.expert, 10)
-    self.assertEqual(found.head, 7)
+    # 200 bytes of the head more than were measured.
+    self.assertEqual(found.decode(1, 3, on=True, last=True), 35_000 + 6002)
+    self.assertEqual(found.decode(2, 3, on=True, last=True), 35_000 + 8002)
+    self.assertEqual(found.decode(9, 3, on=True, last=True), 35_000 + 12_002)
     self.assertEqual(found.decode(1, 3, on=True, last=False), 35_000)
     self.assertEqual(found.host_launch, 80_000)
     self.assertEqual(found.host_answer, 4000)
     self.assertEqual(found.host_load, 3000)
+    self.assertEqual(found.host_row, 2000)
+    self.assertEqual(found.host_land, 5000)
+    self.assertEqual(found.host_look, 90_000)
+    self.assertEqual(found.host_wake, 60_000)
     self.assertEqual(found.prompt, 250)
     # Other bytes: 2,000 more an expert and 1,000 less a layer.
     other = _load(_FILE).costs(3000, 4000)
@@ -98,7 +119,10 @@ class FileTest(parameterized.TestCase):
     self.assertEqual(_load(_FILE).costs(10**6, 0).load, 250_000)
 
   def test_without_a_table_bytes_count(self):
-    found = _load(_with('layer.table', [])).costs(1000, 5000)
+    bare = _with('layer.table', [])
+    bare['head']['table'] = []
+    found = _load(bare).costs(1000, 5000, 700)
+    self.assertEqual(found.head, 7)
     self.assertEqual(
       found.decode(4, 3, on=True, last=False), 2500 + 50 + 3 * 10
     )
@@ -130,7 +154,7 @@ class FileTest(parameterized.TestCase):
       self.assertIn(_spelled(path), str(caught.exception))
 
   @parameterized.parameters(
-    ('version', 2, 'version is 2; it must be 1'),
+    ('version', 1, 'version is 1; it must be 2'),
     ('version', '1', "version is '1'"),
     ('more', 1, 'more is not known'),
     ('host.wait_us', 1, 'host.wait_us is not known'),
@@ -141,6 +165,7 @@ class FileTest(parameterized.TestCase):
     ('link.gb_per_s.0.bytes', 1.5, 'be an integer'),
     ('layer.table.1.distinct', 2, r'layer.table\[1\].*be new'),
     ('layer.table.1.us', 0, r'table\[1\].us is 0'),
+    ('head.table.1.rows', 4, r'head.table\[1\].*be new'),
     ('memory_gb_per_s', -100, 'memory_gb_per_s is -100'),
     ('launch_us', 1e300, 'launch_us'),
   )

@@ -1,9 +1,11 @@
 """Recorded runs again, from their own times.
 
 Seen to fail: `Relived.poll` that goes past a decision, answers in another
-order, an eviction other than the run's own, a landing left out of the log.
+order, an eviction other than the run's own, a landing left out of the log, a
+failure told as a landing, no quota or another prefetcher.
 """
 
+import dataclasses
 import random
 from typing import Any
 
@@ -11,12 +13,14 @@ from absl.testing import absltest, parameterized
 
 from bevy_jax import config as config_lib
 from bevy_jax import costs as costs_lib
-from bevy_jax import engine, events, relive, synthetic, virtual
+from bevy_jax import engine, events, protocols, relive, synthetic, virtual
 from bevy_jax import hops as hops_lib
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
+from bevy_jax.offload import prefetch, slot_table
 
 _SEEDS = 25
+_NONE = prefetch.Nothing()
 
 
 def _told(log: list[events.Event]) -> list[Any]:
@@ -27,6 +31,10 @@ def _told(log: list[events.Event]) -> list[Any]:
       out.append(('load', e.key, e.slot, e.cause))
     elif isinstance(e, events.LoadLanded):
       out.append(('landed', e.key))
+    elif isinstance(e, events.LoadFailed):
+      out.append(('failed', e.key, e.reason))
+    elif isinstance(e, events.Judged):
+      out.append(dataclasses.replace(e, time=0))
     elif isinstance(e, events.Evicted):
       out.append(('evicted', e.key, e.slot, e.used))
     elif isinstance(e, events.LaunchBegun):
@@ -40,11 +48,35 @@ def _told(log: list[events.Event]) -> list[Any]:
     elif isinstance(e, events.Token):
       out.append((e.request, e.index, e.token))
     elif isinstance(e, events.Finished):
-      out.append((e.request, e.reason))
+      out.append((e.request, e.reason, e.detail))
   return out
 
 
-def _simulated(seed: int, scheduler: str, eviction: str, hops: int | str = 1):
+def _break(executor: virtual.VirtualExecutor, rate: float, seed: int) -> None:
+  """Lets some loads fail in place of landing."""
+  dice, poll = random.Random(seed), executor.poll
+
+  def broken() -> list[protocols.Happened]:
+    return [
+      protocols.Failed(e.time, e.key, f'{e.key} is broken')
+      if isinstance(e, protocols.Landed) and dice.random() < rate
+      else e
+      for e in poll()
+    ]
+
+  executor.poll = broken  # type: ignore[method-assign]
+
+
+def _simulated(
+  seed: int,
+  scheduler: str,
+  eviction: str,
+  *,
+  hops: int | str = 1,
+  prefetcher: protocols.Prefetcher = _NONE,
+  parted: bool = False,
+  faults: float = 0.0,
+):
   """A random run and what `relive` must know of it."""
   rng = random.Random(seed)
   layers, experts, top_k = rng.randint(1, 4), rng.randint(4, 9), 3
@@ -63,12 +95,19 @@ def _simulated(seed: int, scheduler: str, eviction: str, hops: int | str = 1):
     'rows': rng.randint(1, 5),
     'slots': rng.randint(top_k, layers * experts),
     'link_depth': rng.randint(1, 5),
+    'prefetcher': prefetcher,
   }
+  if parted:
+    settings['slots'] = max(settings['slots'], layers * top_k)
+    settings['quota'] = slot_table.split(settings['slots'], layers)
+  executor = virtual.VirtualExecutor(
+    synthetic.Hash(experts, top_k, seed), costs, layers, chunk=4, hops=most
+  )
+  if faults:
+    _break(executor, faults, seed)
   found = engine.Engine(
     model,
-    virtual.VirtualExecutor(
-      synthetic.Hash(experts, top_k, seed), costs, layers, chunk=4, hops=most
-    ),
+    executor,
     hops_lib.give(config_lib.SCHEDULERS[scheduler], hops, layers),
     config_lib.EVICTIONS[eviction],
     **settings,
@@ -77,7 +116,9 @@ def _simulated(seed: int, scheduler: str, eviction: str, hops: int | str = 1):
     found.submit(
       request_lib.Request(
         number=number,
-        prompt=tuple(rng.randrange(20) for _ in range(rng.choice((1, 6)))),
+        prompt=tuple(
+          rng.randrange(20) for _ in range(1 if faults else rng.choice((1, 6)))
+        ),
         new_tokens=rng.randint(1, 4),
         eos_ids=(0, 1),
       )
@@ -107,7 +148,7 @@ class ReliveTest(parameterized.TestCase):
   def test_launches_of_several_layers_too(self, scheduler, eviction, hops):
     crossed = set()
     for seed in range(_SEEDS):
-      log, model, settings = _simulated(seed, scheduler, eviction, hops)
+      log, model, settings = _simulated(seed, scheduler, eviction, hops=hops)
       layers = len(model.moe_ids)
       policies = (
         hops_lib.give(config_lib.SCHEDULERS[scheduler], hops, layers),
@@ -118,6 +159,57 @@ class ReliveTest(parameterized.TestCase):
       for e in log:
         crossed |= set(e.layers) if isinstance(e, events.Crossed) else set()
     self.assertGreater(len(crossed), 1)
+
+  @parameterized.product(
+    scheduler=('lockstep', 'runahead'),
+    prefetcher=(
+      prefetch.Transition(depth=2, confidence=0),
+      prefetch.Popularity(guarded=False),
+      prefetch.History(depth=2, guarded=False),
+    ),
+    parted=(False, True),
+  )
+  def test_prefetches_and_parts_come_again(self, scheduler, prefetcher, parted):
+    policies = config_lib.SCHEDULERS[scheduler], config_lib.EVICTIONS['lru']
+    loads = 0
+    for seed in range(_SEEDS // 2):
+      log, model, settings = _simulated(
+        seed, scheduler, 'lru', prefetcher=prefetcher, parted=parted
+      )
+      again = relive.relive(log, model, *policies, **settings)
+      self.assertEqual(_told(again), _told(log))
+      loads += sum(
+        isinstance(e, events.LoadIssued) and e.cause == 'prefetch' for e in log
+      )
+    self.assertGreater(loads, 20)
+
+  @parameterized.parameters('lockstep', 'runahead')
+  def test_failed_loads_end_the_same_requests_again(self, scheduler):
+    policies = config_lib.SCHEDULERS[scheduler], config_lib.EVICTIONS['lru']
+    failed = 0
+    for seed in range(_SEEDS):
+      log, model, settings = _simulated(seed, scheduler, 'lru', faults=0.1)
+      again = relive.relive(log, model, *policies, **settings)
+      self.assertEqual(_told(again), _told(log))
+      failed += sum(isinstance(e, events.LoadFailed) for e in log)
+    self.assertGreater(failed, 20)
+
+  def test_what_a_log_does_not_keep_is_refused(self):
+    log, model, settings = _simulated(3, 'lockstep', 'lru')
+    policies = config_lib.SCHEDULERS['lockstep'], config_lib.EVICTIONS['lru']
+    with self.assertRaisesRegex(ValueError, 'which no log keeps'):
+      relive.relive(
+        log, model, *policies,
+        **settings | {'prefetcher': prefetch.NextGate()},
+      )  # fmt: skip
+    at = next(i for i, e in enumerate(log) if isinstance(e, events.Prefilled))
+    number = log[at].requests[0]
+    broken = [
+      events.LoadFailed(1, 0, 0, 'broken'),
+      events.Finished(1, number, 'error', 'broken'),
+    ]
+    with self.assertRaisesRegex(ValueError, f'prompt of request {number} wait'):
+      relive.relive([*log[:at], *broken], model, *policies, **settings)
 
   def test_another_eviction_parts_from_it(self):
     parted = 0

@@ -20,6 +20,7 @@ from bevy_jax import (
   baselines,
   engine,
   events,
+  protocols,
   runahead,
   synthetic,
   validate,
@@ -29,6 +30,7 @@ from bevy_jax import config as config_lib
 from bevy_jax import costs as costs_lib
 from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
+from bevy_jax.offload import prefetch, slot_table
 
 _SCHEDULERS = config_lib.SCHEDULERS | {
   'runahead_near': runahead.Runahead(max_lag=1),
@@ -39,6 +41,13 @@ _SCHEDULERS = config_lib.SCHEDULERS | {
 }
 _PLAIN = ('bevy', 'split', 'largest', 'solo')
 _SEEDS = 50
+_FEW_SEEDS = 18
+_NONE = prefetch.Nothing()
+_PREFETCHERS = {
+  'none': _NONE,
+  'transition': prefetch.Transition(depth=2, confidence=0, guarded=False),
+  'oracle': prefetch.Oracle(p=0.8, depth=2),
+}
 
 
 class _Ran(NamedTuple):
@@ -69,7 +78,31 @@ def _costs(rng: random.Random) -> costs_lib.Costs:
   )
 
 
-def _run(seed: int, scheduler: str, eviction: str) -> _Ran:
+def _break(executor: virtual.VirtualExecutor, rate: float, seed: int) -> None:
+  """Lets some loads fail in place of landing."""
+  dice, poll = random.Random(seed), executor.poll
+
+  def broken() -> list[protocols.Happened]:
+    return [
+      protocols.Failed(e.time, e.key, f'{e.key} is broken')
+      if isinstance(e, protocols.Landed) and dice.random() < rate
+      else e
+      for e in poll()
+    ]
+
+  executor.poll = broken  # type: ignore[method-assign]
+
+
+def _run(
+  seed: int,
+  scheduler: str,
+  eviction: str,
+  *,
+  prefetcher: protocols.Prefetcher = _NONE,
+  parted: bool = False,
+  faults: float = 0.0,
+  priority: bool = False,
+) -> _Ran:
   """A random world, run to its end."""
   rng = random.Random(seed)
   far = getattr(_SCHEDULERS[scheduler], 'hops', 1)
@@ -78,6 +111,10 @@ def _run(seed: int, scheduler: str, eviction: str) -> _Ran:
   rows = rng.randint(1, 16)
   slots = rng.choice((top_k, top_k + 1, 2 * top_k, layers * experts))
   slots = min(rng.choice((slots, rng.randint(top_k, 20))), layers * experts)
+  quota: tuple[int, ...] = ()
+  if parted:
+    slots = max(slots, layers * top_k)
+    quota = slot_table.split(slots, layers)
   model = model_config.tiny(
     num_layers=layers,
     num_experts=experts,
@@ -94,21 +131,29 @@ def _run(seed: int, scheduler: str, eviction: str) -> _Ran:
     )
     for i in range(rng.randint(1, 16))
   ]
-  facts = validate.Facts(layers, experts, slots, rows, _costs(rng))
+  facts = validate.Facts(layers, experts, slots, rows, _costs(rng), quota)
+  executor = virtual.VirtualExecutor(
+    synthetic.Hash(experts, top_k, seed),
+    facts.costs,
+    layers,
+    chunk=4,
+    gates=prefetcher.gates,
+    hops=rng.randint(1, 8) if far > 1 else 1,
+    # Whoever overtakes whom, nothing impossible may come of it.
+    urgent=(lambda key: key % 2 == 0) if priority else None,
+  )
+  if faults:
+    _break(executor, faults, seed)
   found = engine.Engine(
     model,
-    virtual.VirtualExecutor(
-      synthetic.Hash(experts, top_k, seed),
-      facts.costs,
-      layers,
-      chunk=4,
-      hops=rng.randint(1, 8) if far > 1 else 1,
-    ),
+    executor,
     _SCHEDULERS[scheduler],
     config_lib.EVICTIONS[eviction],
     rows=rows,
     slots=slots,
     link_depth=rng.randint(1, 8),
+    quota=quota,
+    prefetcher=prefetcher,
   )
   late = [r for r in requests if rng.random() < 0.3]
   for request in requests:
@@ -142,6 +187,32 @@ class PropertyTest(parameterized.TestCase):
         self.assertLen(over, len(ran.requests))
         left = validate.unfinished(ran.log)
         self.assertEqual([x for x in left if not x.startswith('load')], [])
+
+  @parameterized.product(
+    scheduler=tuple(_SCHEDULERS), prefetcher=tuple(_PREFETCHERS)
+  )
+  def test_with_prefetches_parts_and_failures(self, scheduler, prefetcher):
+    """All of them in some worlds, and each of them alone in others."""
+    prefetched = failed = 0
+    for seed in range(2000, 2000 + _FEW_SEEDS):
+      with self.subTest(seed=seed):
+        ran = _run(
+          seed,
+          scheduler,
+          ('lru', 'reuse')[seed % 2],
+          prefetcher=_PREFETCHERS[prefetcher],
+          parted=seed % 3 == 0,
+          faults=(0.0, 0.0, 0.05)[seed // 3 % 3],
+          priority=seed % 4 == 0,
+        )
+        self.assertEqual(validate.faults(ran.log, ran.facts), [])
+        over = [e for e in ran.log if isinstance(e, events.Finished)]
+        self.assertLen(over, len(ran.requests))
+        causes = [e.cause for e in ran.log if isinstance(e, events.LoadIssued)]
+        prefetched += causes.count('prefetch')
+        failed += sum(isinstance(e, events.LoadFailed) for e in ran.log)
+    self.assertGreater(failed, 0)
+    self.assertEqual(prefetched > 0, prefetcher != 'none')
 
 
 @functools.cache
@@ -242,6 +313,31 @@ def _routed(**change: Callable[[events.Routed], object]) -> list[events.Event]:
   at = _first(events.Routed, 5)
   event = _at(at)
   return _change(at, **{name: how(event) for name, how in change.items()})
+
+
+def _failing() -> list[events.Event]:
+  """The first load that somebody who decodes waits for, told to fail."""
+  log, needs = list(_sound().log), {}
+  experts = _sound().facts.experts
+  for i, e in enumerate(log):
+    if isinstance(e, events.Routed):
+      needs[e.request] = {e.layer * experts + x for x in e.experts}
+    elif isinstance(e, events.LaunchBegun):
+      for number in e.requests:
+        needs.pop(number, None)
+    elif isinstance(e, events.LoadLanded) and any(
+      e.key in keys for keys in needs.values()
+    ):
+      log[i] = events.LoadFailed(e.time, e.key, e.slot, 'broken')
+      return log
+  raise AssertionError
+
+
+def _failing_unasked() -> list[events.Event]:
+  at = _first(events.LoadLanded, 2)
+  landed, log = _at(at), list(_sound().log)
+  log.insert(at + 1, events.LoadFailed(landed.time, landed.key, 0, 'broken'))
+  return log
 
 
 def _two(kind: type[events.Event]) -> list[events.Event]:
@@ -376,6 +472,8 @@ _LIES: dict[str, tuple[Callable[[], list[events.Event]], str]] = {
   'expert_left_out': (_left_out, 'leaves out'),
   'prompt_expert_left_out': (_prefill_left_out, 'leaves out'),
   'carried_twice': (_carried_twice, 'is in two launches'),
+  'failed_and_gone_on': (_failing, 'wait for what has failed'),
+  'failed_unasked': (_failing_unasked, 'fails that is not under way'),
   'nobody': (lambda: _change(_decode(3), requests=()), 'carries nobody'),
   'stranger': (lambda: _change(_decode(3), requests=(99,)), 'has no row'),
   'row_taken': (_same_row, 'is not free'),
@@ -424,6 +522,12 @@ class DoctoredTest(parameterized.TestCase):
   def test_a_lie_is_told(self, lie, words):
     found = validate.faults(lie(), _sound().facts)
     self.assertRegex('\n'.join(found) or 'nothing is wrong', words)
+
+  def test_a_layer_that_fills_more_than_its_part_is_told(self):
+    facts = _sound().facts
+    least = facts._replace(quota=(1,) * facts.layers)
+    found = validate.faults(_sound().log, least)
+    self.assertRegex('\n'.join(found), 'fills 2 of its 1 slots')
 
   def test_what_has_no_end_is_told(self):
     left = validate.unfinished(_sound().log[: _decode(0) + 1])

@@ -10,6 +10,7 @@ at, a wait that goes too far, answers in another order.
 import json
 import pathlib
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -132,9 +133,14 @@ class HandTest(absltest.TestCase):
     self.assertEqual(texts, [r['text'] for r in _HAND['requests']])
 
 
-def _executor(**costs: int) -> virtual.VirtualExecutor:
+def _executor(
+  urgent: Iterable[int] = (), **costs: int
+) -> virtual.VirtualExecutor:
   return virtual.VirtualExecutor(
-    _Chain(), costs_lib.Costs(**costs), layers=2, priority=True
+    _Chain(),
+    costs_lib.Costs(**costs),
+    layers=2,
+    urgent=set(urgent).__contains__,
   )
 
 
@@ -159,24 +165,32 @@ class LinkTest(absltest.TestCase):
     self.assertEqual(_landings(executor), [(2, 42)])
 
   def test_demand_overtakes_what_the_link_has_not_begun(self):
-    executor = _executor(load=10, host_load=1)
-    executor.load(0, 0, demand=False)  # at 1: it is begun at once
-    executor.load(1, 1, demand=False)
-    executor.load(2, 2)
-    executor.load(3, 3)
+    executor = _executor((2, 3), load=10, host_load=1)
+    for key in range(4):
+      executor.load(key, key)  # The first at 1: it is begun at once.
     self.assertEqual(_landings(executor), [(0, 11), (2, 21), (3, 31), (1, 41)])
+
+  def test_a_prefetch_that_is_awaited_now_overtakes_too(self):
+    awaited: set[int] = set()
+    executor = virtual.VirtualExecutor(
+      _Chain(), costs_lib.Costs(load=10), layers=2, urgent=awaited.__contains__
+    )
+    for key in range(4):
+      executor.load(key, key)
+    awaited.add(3)
+    self.assertEqual(_landings(executor), [(0, 10), (3, 20), (1, 30), (2, 40)])
 
   def test_without_priority_nothing_overtakes(self):
     executor = virtual.VirtualExecutor(
       _Chain(), costs_lib.Costs(load=10), layers=2
     )
     for key in range(3):
-      executor.load(key, key, demand=key == 2)
+      executor.load(key, key)
     self.assertEqual(_landings(executor), [(0, 10), (1, 20), (2, 30)])
 
   def test_an_idle_link_does_not_wait_for_demand_on_its_way(self):
-    executor = _executor(latency=5, load=10, host_launch=3)
-    executor.load(0, 0, demand=False)  # 5..15
+    executor = _executor((1,), latency=5, load=10, host_launch=3)
+    executor.load(0, 0)  # 5..15
     executor.launch(0, protocols.Batch('prefill', -1, chunk=_chunk(1)))
     executor.load(1, 1)  # Not before 3 + 5.
     self.assertEqual([k for k, _ in _landings_only(executor)], [0, 1])
@@ -198,6 +212,70 @@ def _landings_only(
       if isinstance(e, protocols.Landed)
     ]
   return found
+
+
+def _enter() -> protocols.Batch:
+  entry = protocols.Entry(0, 0, 0, request_lib.SamplingParams())
+  return protocols.Batch('enter', -1, entries=[entry])
+
+
+class HostTest(absltest.TestCase):
+  """What is seen late, and what a landing and rows cost; by hand."""
+
+  def test_looks_now_and_then_while_both_are_busy(self):
+    executor = _executor(load=50, launch=30, host_look=7, host_wake=3)
+    executor.launch(0, _enter())  # 0..30
+    executor.load(0, 0)  # 0..50
+    executor.wait()
+    self.assertEqual(executor.now(), 35)  # After five looks.
+    (ended,) = executor.poll()
+    self.assertEqual(ended.time, 30)
+    executor.wait()  # The link alone: 50, and 3 overslept.
+    self.assertEqual(executor.now(), 53)
+    executor.launch(1, _enter())  # 53..83
+    executor.poll()
+    executor.wait()  # A launch alone wakes it.
+    self.assertEqual(executor.now(), 83)
+
+  def test_what_is_there_already_is_not_waited_for(self):
+    executor = _executor(load=5, host_land=2, host_wake=9, host_load=20)
+    executor.load(0, 0)  # 20..25
+    executor.load(1, 1)  # 40..45, and the host has come to 40.
+    executor.wait()
+    self.assertEqual(executor.now(), 40)
+    self.assertEqual([e.time for e in executor.poll()], [25])
+    executor.wait()
+    self.assertEqual(executor.now(), 45 + 9)
+
+  def test_landings_and_rows_cost_the_host(self):
+    executor = _executor(
+      load=10, host_land=4, host_launch=3, host_row=2, launch=1
+    )
+    executor.load(0, 0)
+    executor.wait()
+    executor.poll()
+    self.assertEqual(executor.now(), 14)
+    executor.launch(0, _enter())
+    self.assertEqual(executor.now(), 17)
+    executor.wait()
+    executor.poll()
+    decode = protocols.Batch('decode', 0, rows=[0], slots=[[0, 0]])
+    executor.launch(1, decode)
+    self.assertEqual(executor.now(), 18 + 3 + 2)
+
+  def test_a_device_does_not_tell_when_it_turned_to_something(self):
+    executor = virtual.VirtualExecutor(
+      _Chain(), costs_lib.Costs(load=10, launch=5), layers=2, told=False
+    )
+    executor.load(0, 0)
+    executor.launch(0, _enter())
+    executor.wait()
+    executor.wait()
+    found = executor.poll()
+    self.assertEqual([e.began for e in found], [-1])
+    self.assertEqual(found[0].time, 5)
+    executor.wait()
+    self.assertEqual([(e.time, e.began) for e in executor.poll()], [(10, -1)])
 
 
 class DeviceTest(absltest.TestCase):

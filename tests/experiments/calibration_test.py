@@ -58,7 +58,7 @@ class CalibrateTest(parameterized.TestCase):
     for words in ('link by ', 'one layer of decoding', 'link_depth='):
       self.assertIn(words, done.stdout)
     found = json.loads(out.read_text('utf-8'))
-    self.assertEqual(found['version'], 1)
+    self.assertEqual(found['version'], 2)
     self.assertIn('--requests=2', found['source'])
     rates, table = found['link']['gb_per_s'], found['layer']['table']
     expert = 3 * 16 * 16 * (4 if found['device'].startswith('cpu') else 2)
@@ -74,7 +74,8 @@ class CalibrateTest(parameterized.TestCase):
     self.assertTrue(all(0 < x < math.inf for x in positive), found)
     self.assertTrue(all(0 <= x < math.inf for x in others), found)
     self.assertGreater(found['host']['launch_us'], 0)
-    self.assertGreater(found['host']['load_us'], 0)
+    self.assertGreater(found['host']['land_us'], 0)
+    self.assertGreater(found['host']['look_us'], 29)
 
   @parameterized.parameters(
     ({'link': 'throttled:5'}, 'not this machine'),

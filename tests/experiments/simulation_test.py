@@ -175,6 +175,42 @@ class LauncherTest(absltest.TestCase):
     self.assertNotIn('Traceback', ran.stderr)
 
 
+class PriorityTest(absltest.TestCase):
+  """Seen to fail with `_Awaited` that looks at another layer."""
+
+  def _log(self, priority: bool) -> list[events.Event]:
+    config = _config(
+      requests=4, cache=0.5, tokens=8, priority=priority, bounds=False
+    )
+    ran = simulation.Simulation(config)
+    return ran.run('runahead', 'lru', 'oracle:depth=3:guarded=false').log
+
+  def test_only_what_somebody_awaits_overtakes(self):
+    log, needs = self._log(True), dict[int, set[int]]()
+    queue: list[int] = []
+    overtaken = 0
+    for e in log:
+      if isinstance(e, events.Routed):
+        needs[e.request] = {e.layer * 32 + x for x in e.experts}
+      elif isinstance(e, events.LaunchBegun):
+        for number in e.requests:
+          needs.pop(number, None)
+      elif isinstance(e, events.LoadIssued):
+        queue.append(e.key)
+      elif isinstance(e, events.LoadLanded):
+        if queue[0] != e.key:
+          overtaken += 1
+          self.assertTrue(any(e.key in keys for keys in needs.values()))
+        queue.remove(e.key)
+    self.assertGreater(overtaken, 10)
+
+  def test_first_come_first_served_where_nobody_asks_for_it(self):
+    log = self._log(False)
+    issued = [e.key for e in log if isinstance(e, events.LoadIssued)]
+    landed = [e.key for e in log if isinstance(e, events.LoadLanded)]
+    self.assertEqual(issued[: len(landed)], landed)
+
+
 def _launch(*flags: str) -> subprocess.CompletedProcess[str]:
   return subprocess.run(
     [sys.executable, '-m', 'bevy_jax.experiments.replay', *flags],
