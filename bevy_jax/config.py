@@ -69,8 +69,7 @@ class EngineConfig:
     strict: one row bucket, and float32 where dtype is 'auto': bitwise equal
       under every scheduler. Without it a group of another size may be
       multiplied in another order.
-    kernels: 'auto' decodes bfloat16 on a GPU through the GPU kernels where
-      they can serve the model, and else through the plain form; 'on' or 'off'.
+    kernels: 'on', 'off', or 'auto': GPU kernels decode bfloat16 on a GPU.
     warmup: decode tokens a request before the measured window opens.
   """
 

@@ -252,3 +252,25 @@ def load(path: pathlib.Path | str) -> tuple[dict[str, object], list[Event]]:
 
 def _frozen(value: object) -> object:
   return tuple(value) if isinstance(value, list) else value
+
+
+def unfinished(log: Iterable[Event]) -> list[str]:
+  """Requests, launches and loads that a log begins and does not end."""
+  open_: set[str] = set()
+  for event in log:
+    match event:
+      case Admitted():
+        open_.add(f'request {event.request}')
+      case Finished():
+        open_.discard(f'request {event.request}')
+      case LaunchBegun():
+        open_.add(f'launch {event.launch}')
+      case LaunchEnded():
+        open_.discard(f'launch {event.launch}')
+      case LoadIssued():
+        open_.add(f'load of {event.key}')
+      case LoadLanded() | LoadFailed():
+        open_.discard(f'load of {event.key}')
+      case _:
+        pass
+  return sorted(open_)

@@ -62,6 +62,7 @@ class Programs:
     decode: for each MoE layer its experts and what follows.
     most: layers that a launch can cross.
     prefill: as `decode` without a head; None where nothing is left to write.
+    dtype: of the shared weights.
     buckets: numbers of rows that a decode launch is padded to, ascending.
     prompt_buckets: numbers of prompts that a prefill launch is padded to.
   """
@@ -90,13 +91,14 @@ class Programs:
         launch that passes the head: for rows that draw, and for the others.
     """
     self._model, self._params, self.most = model, params, most
-    self._kernels, self._apart = kernels, kernels
+    self._kernels = kernels
     self._home = jax.sharding.SingleDeviceSharding(device)
     self._host = jax.sharding.SingleDeviceSharding(
       device, memory_kind='pinned_host'
     )
-    dtype = params['embed'].dtype
-    self._precision = 'highest' if dtype == jnp.float32 else 'default'
+    self.dtype = params['embed'].dtype
+    wide = self.dtype == jnp.float32
+    self._precision = 'highest' if wide else 'default'
     self._jitted: dict[tuple[Any, ...], Any] = {}
     self.buckets = (rows,) if strict else _powers(rows)
     self.prompt_buckets = (rows,) if strict else tuple(sorted({1, rows}))
@@ -137,7 +139,7 @@ class Programs:
     shapes = tuple(
       dataclasses.replace(
         stage.segment,
-        drawn=drawn or not self._apart or stage.segment.head is None,
+        drawn=drawn or not self._kernels or stage.segment.head is None,
       )
       for stage in stages
     )

@@ -6,7 +6,7 @@ of the log is the order in which the engine learned; times say when it was.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bevy_jax import costs as costs_lib
@@ -396,25 +396,3 @@ class _Check:
       r is not None and r.launch is None,
       f'request {e.request} ends that has no row, or in a launch',
     )
-
-
-def unfinished(log: Iterable[events.Event]) -> list[str]:
-  """Requests, launches and loads that a log begins and does not end."""
-  open_: set[str] = set()
-  for event in log:
-    match event:
-      case events.Admitted():
-        open_.add(f'request {event.request}')
-      case events.Finished():
-        open_.discard(f'request {event.request}')
-      case events.LaunchBegun():
-        open_.add(f'launch {event.launch}')
-      case events.LaunchEnded():
-        open_.discard(f'launch {event.launch}')
-      case events.LoadIssued():
-        open_.add(f'load of {event.key}')
-      case events.LoadLanded() | events.LoadFailed():
-        open_.discard(f'load of {event.key}')
-      case _:
-        pass
-  return sorted(open_)

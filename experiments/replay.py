@@ -45,9 +45,7 @@ COUNT = flags.DEFINE_integer('count', 0, 'Requests admitted; 0: as many as R.')
 SKIP = flags.DEFINE_integer('skip', 32, 'Tokens before the measured window.')
 TOKENS = flags.DEFINE_integer('tokens', 0, 'Tokens a request in all; 0: all.')
 LINK = flags.DEFINE_string('link', '', 'throttled:GB_PER_S[:LATENCY_US].')
-PRIORITY = flags.DEFINE_bool(
-  'priority', False, 'Whether demand overtakes prefetches on the link.'
-)
+PRIORITY = flags.DEFINE_bool('priority', False, 'Demand overtakes prefetches.')
 BOUNDS = flags.DEFINE_bool('bounds', True, 'Whether bounds are computed too.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
 

@@ -5,6 +5,7 @@ It finishes its queries and its new key, writes key and value into the cache
 and walks over the row's own positions: what lies behind them costs nothing.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,10 +15,11 @@ from jax.experimental import pallas as pl
 
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import kernel_call as kernels
-from bevy_jax.layers import kv_cache
+from bevy_jax.layers import kernel_rows, kv_cache
 
-ATTEND = 64, 4, 3
+ATTEND = 64, 4, 3  # Positions of a step, warps, stages.
 _HALVES = np.int32(0), np.int32(1)  # Of a head: what is rotated together.
+_Halves = tuple[jax.Array, jax.Array]
 
 
 def attend(
@@ -26,13 +28,11 @@ def attend(
   cache: kv_cache.LayerCache,
   window: int,
   qkv_NxA: jax.Array,
-  rows_N: jax.Array,
-  positions_N: jax.Array,
-  go_N: jax.Array,
-  cos_Nxh: jax.Array,
-  sin_Nxh: jax.Array,
+  rows: kernel_rows.Rows,
 ) -> tuple[jax.Array, kv_cache.LayerCache]:
   """Mixed values `[N, H * dh]` and the cache with each row's new position.
+
+  For a row that does not go on nothing is read or written; its values are 0.
 
   Args:
     config: the model.
@@ -40,180 +40,252 @@ def attend(
     cache: of the layer.
     window: the last positions that a query sees; 0 for all.
     qkv_NxA: from `kernel_dense.project`.
-    rows_N: int32 rows of the cache.
-    positions_N: int32, of the new tokens.
-    go_N: int32; where 0 nothing is read or written for a row, and its mixed
-      values are 0.
-    cos_Nxh: float32 `[N, dh / 2]`, of the rotation at these positions.
-    sin_Nxh: likewise.
+    rows: whose numbers are rows of the cache.
   """
-  c = config
-  n, heads = qkv_NxA.shape[0], c.num_heads
-  kv, dh = c.num_kv_heads, c.head_dim
-  context, half = cache.k.shape[2], dh // 2
-  share, hp, dp = heads // kv, kernels.padded(half), kernels.padded(dh)
-  lines = kernels.padded(share, kernels.LEAST_ROWS)
-  norms = [p['q_norm'], p['k_norm']] if c.qk_norm else []
+  n, half = qkv_NxA.shape[0], config.head_dim // 2
+  all_heads = config.num_heads + 2 * config.num_kv_heads
+  walk = _Attend(config, window, qkv_NxA.dtype)
+  norms = [p['q_norm'], p['k_norm']] if config.qk_norm else []
   norms = [norm.reshape(*norm.shape[:-1], -1, 2, half) for norm in norms]
-  if c.qk_norm == 'head':
+  if config.qk_norm == 'head':
     norms = [norm[0] for norm in norms]
-  dtype = qkv_NxA.dtype
-
-  def kernel(*refs: Any) -> None:
-    qkv, values, rows, positions, go, cosines, sines, old_k, old_v, *rest = refs
-    k_out, v_out, out = rest[-3:]
-    i, head = pl.program_id(0), pl.program_id(1)
-    row = jnp.clip(rows[i], 0, old_k.shape[0] - 1)
-    position = positions[i]
-    going = (go[i] != 0) & (rows[i] < old_k.shape[0]) & (rows[i] >= 0)
-    going = going & (position < context) & (position >= 0)
-    some = pl.ds(0, hp)
-    narrow = jnp.arange(hp, dtype=jnp.int32) < half
-    wide = jnp.arange(dp, dtype=jnp.int32) < dh
-    cosine = kernels.load(cosines.at[i, some], narrow)[None, :]
-    sine = kernels.load(sines.at[i, some], narrow)[None, :]
-
-    def halves(first: Any, count: int, keep: Any) -> list[jax.Array]:
-      """`count` heads from `first` on, lower and upper half, as float32."""
-      return [
-        kernels.load(qkv.at[i, pl.ds(first, count), part, some], keep).astype(
-          jnp.float32
-        )
-        for part in _HALVES
-      ]
-
-    def finished(
-      first: Any, count: int, real: int, norm: Any, start: int, of: int
-    ) -> tuple[jax.Array, jax.Array]:
-      """Heads with their norm and rotated, both halves.
-
-      `start` and `of` are the first and the number of heads of this kind.
-      """
-      line = jnp.arange(count, dtype=jnp.int32)
-      keep = (line < real)[:, None] & narrow[None, :]
-      both = halves(first, count, keep)
-      if c.qk_norm is not None:
-        if c.qk_norm == 'head':
-          squares = sum(jnp.sum(x * x, axis=1) for x in both) / dh
-          scales = [
-            kernels.load(norm.at[part, some], narrow)[None, :]
-            for part in _HALVES
-          ]
-        else:
-          every = jnp.arange(kernels.padded(of), dtype=jnp.int32) < of
-          whole = halves(
-            start, every.shape[0], every[:, None] & narrow[None, :]
-          )
-          squares = sum(jnp.sum(x * x) for x in whole) / (of * dh)
-          squares = jnp.broadcast_to(squares, (count,))
-          there = pl.ds(first - start, count)
-          scales = [
-            kernels.load(norm.at[there, part, some], keep) for part in _HALVES
-          ]
-        factor = jax.lax.rsqrt(squares + c.norm_eps)[:, None]
-        both = [
-          ((x * factor).astype(dtype) * scale.astype(dtype)).astype(jnp.float32)
-          for x, scale in zip(both, scales, strict=True)
-        ]
-      a, b = both
-      turned = a * cosine - b * sine, b * cosine + a * sine
-      low, high = (jnp.where(keep, x, 0).astype(dtype) for x in turned)
-      return low, high
-
-    q_norm, k_norm = (rest[0], rest[1]) if norms else (None, None)
-    q_low, q_high = finished(head * share, lines, share, q_norm, 0, heads)
-    k_low, k_high = finished(heads + head, 1, 1, k_norm, heads, kv)
-    v_new = kernels.load(values.at[i, heads + kv + head, pl.ds(0, dp)], wide)
-    finite = jnp.abs(v_new.astype(jnp.float32)) < jnp.inf
-    bad = jnp.max(jnp.where(wide & ~finite, 1, 0))
-    v_new = jnp.where(wide & (bad == 0), v_new, 0).astype(old_v.dtype)
-    spoilt = 0.0 / (1 - bad).astype(jnp.float32)  # nan where it is bad.
-    k_low = (k_low.astype(jnp.float32) + spoilt).astype(old_k.dtype)
-    k_high = (k_high.astype(jnp.float32) + spoilt).astype(old_k.dtype)
-    write = (narrow & going)[None, :]
-    spot = pl.ds(position, 1)
-    kernels.store(k_out.at[row, head, spot, _HALVES[0], some], k_low, write)
-    kernels.store(k_out.at[row, head, spot, _HALVES[1], some], k_high, write)
-    kernels.store(
-      v_out.at[row, head, position, pl.ds(0, dp)], v_new, wide & going
-    )
-
-    scale = dh**-0.5
-
-    def own(a: jax.Array, b: jax.Array) -> jax.Array:
-      return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32), axis=1)
-
-    most = (own(q_low, k_low) + own(q_high, k_high)) * scale
-    total = jnp.ones((lines,), jnp.float32)
-    mixed = jnp.broadcast_to(v_new.astype(jnp.float32)[None, :], (lines, dp))
-    begin = jnp.maximum(position - window + 1, 0) if window else jnp.int32(0)
-    stop = jnp.where(going, position, 0)
-    steps = jnp.arange(ATTEND[0], dtype=jnp.int32)
-
-    def step(j: jax.Array, carry: Any) -> Any:
-      mixed, most, total = carry
-      places = j * ATTEND[0] + steps
-      seen = (places < position) & (places >= begin)
-      at = pl.ds(j * ATTEND[0], ATTEND[0])
-      known = seen[:, None] & narrow[None, :]
-      first = kernels.load(old_k.at[row, head, at, _HALVES[0], some], known)
-      second = kernels.load(old_k.at[row, head, at, _HALVES[1], some], known)
-      scores = kernels.dot_rows(q_low, first.astype(dtype))
-      scores += kernels.dot_rows(q_high, second.astype(dtype))
-      scores = jnp.where(seen[None, :], scores * scale, -1e30)
-      new_most = jnp.maximum(most, jnp.max(scores, axis=1))
-      fade = jnp.exp(most - new_most)
-      weights = jnp.exp(scores - new_most[:, None])
-      found = kernels.load(
-        old_v.at[row, head, at, pl.ds(0, dp)], seen[:, None] & wide[None, :]
-      )
-      mixed = mixed * fade[:, None] + kernels.dot_rows(
-        weights.astype(found.dtype), found, first=True
-      )
-      return mixed, new_most, total * fade + jnp.sum(weights, axis=1)
-
-    mixed, most, total = jax.lax.fori_loop(
-      begin // ATTEND[0],
-      (stop + ATTEND[0] - 1) // ATTEND[0],
-      step,
-      (mixed, most, total),
-    )
-    made = jnp.where(going, mixed / total[:, None], 0)
-    line = jnp.arange(lines, dtype=jnp.int32)
-    mine = (line < share)[:, None] & wide[None, :]
-    kernels.store(
-      out.at[i, pl.ds(head * share, lines), pl.ds(0, dp)], made, mine
-    )
-
-  made_NxHxd = qkv_NxA.reshape(n, heads + 2 * kv, dh)
-  split_NxHx2xh = qkv_NxA.reshape(n, heads + 2 * kv, 2, half)
   keys = cache.k.reshape(*cache.k.shape[:3], 2, half)
   operands = (
-    split_NxHx2xh,
-    made_NxHxd,
-    rows_N,
-    positions_N,
-    go_N,
-    cos_Nxh,
-    sin_Nxh,
+    qkv_NxA.reshape(n, all_heads, 2, half),
+    qkv_NxA.reshape(n, all_heads, config.head_dim),
+    rows.numbers,
+    rows.positions,
+    rows.go,
+    rows.cos,
+    rows.sin,
     keys,
     cache.v,
     *norms,
   )
+  shape = jax.ShapeDtypeStruct
   k, v, mixed = kernels.call(
-    kernel,
+    walk.kernel,
     'attend',
-    (n, kv),
+    (n, config.num_kv_heads),
     (
-      jax.ShapeDtypeStruct(keys.shape, keys.dtype),
-      jax.ShapeDtypeStruct(cache.v.shape, cache.v.dtype),
-      jax.ShapeDtypeStruct((n, heads, dh), dtype),
+      shape(keys.shape, keys.dtype),
+      shape(cache.v.shape, cache.v.dtype),
+      shape((n, config.num_heads, config.head_dim), qkv_NxA.dtype),
     ),
     operands,
     warps=ATTEND[1],
     stages=ATTEND[2],
     aliases={7: 0, 8: 1},
   )
-  return mixed.reshape(n, heads * dh), kv_cache.LayerCache(
-    k.reshape(cache.k.shape), v
-  )
+  new = kv_cache.LayerCache(k.reshape(cache.k.shape), v)
+  return mixed.reshape(n, -1), new
+
+
+@dataclasses.dataclass(frozen=True)
+class _Heads:
+  """Some heads that lie side by side, all of one kind.
+
+  Attributes:
+    first: of all the heads of queries, keys and values.
+    count: how many, as a tile has them.
+    real: how many of these are there.
+    start: first head of the kind.
+    kind: how many heads the kind has.
+  """
+
+  first: Any
+  count: int
+  real: int
+  start: int
+  kind: int
+
+
+class _Attend:
+  """The kernel and what it is made of."""
+
+  def __init__(
+    self, config: config_lib.ModelConfig, window: int, dtype: jnp.dtype
+  ):
+    self._config, self._window, self._dtype = config, window, dtype
+    self._share = config.num_heads // config.num_kv_heads
+    self._lines = kernels.padded(self._share, kernels.LEAST_ROWS)
+    self._half, self._width = config.head_dim // 2, config.head_dim
+
+  def kernel(self, *refs: Any) -> None:
+    """One row and head of keys; refs as `attend` gives them."""
+    split, made, numbers, positions, go, cos, sin, old_k, old_v, *rest = refs
+    norms, (k_out, v_out, out) = rest[:-3], rest[-3:]
+    c, i, head = self._config, pl.program_id(0), pl.program_id(1)
+    number, position = numbers[i], positions[i]
+    going = (go[i] != 0) & (number >= 0) & (number < old_k.shape[0])
+    going &= (position >= 0) & (position < old_k.shape[2])
+    place = jnp.clip(number, 0, old_k.shape[0] - 1), head, position
+    some, narrow = kernels.whole(self._half)
+    turn = [kernels.load(a.at[i, some], narrow)[None, :] for a in (cos, sin)]
+    first = head * self._share, self._lines, self._share
+    queries = _Heads(*first, 0, c.num_heads)
+    one = _Heads(c.num_heads + head, 1, 1, c.num_heads, c.num_kv_heads)
+    q = self._finish(split, i, queries, norms[:1], turn)
+    k = self._finish(split, i, one, norms[1:], turn)
+    value = c.num_heads + c.num_kv_heads + head
+    k, v = self._sound(k, made, (i, value), old_k.dtype, old_v.dtype)
+    self._write(k_out, v_out, place, k, v, going)
+    mixed = self._walk(old_k, old_v, place, going, q, k, v)
+    lanes, wide = kernels.whole(self._width)
+    line = jnp.arange(self._lines, dtype=jnp.int32)
+    mine = (line < self._share)[:, None] & wide[None, :]
+    there = pl.ds(head * self._share, self._lines)
+    kernels.store(out.at[i, there, lanes], mixed, mine)
+
+  def _finish(
+    self,
+    split: Any,
+    row: jax.Array,
+    heads: _Heads,
+    norms: list[Any],
+    turn: list[jax.Array],
+  ) -> _Halves:
+    """Heads behind their norm and rotated, lower and upper half."""
+    some, narrow = kernels.whole(self._half)
+    line = jnp.arange(heads.count, dtype=jnp.int32)
+    keep = (line < heads.real)[:, None] & narrow[None, :]
+    at = pl.ds(heads.first, heads.count)
+    both = [
+      kernels.load(split.at[row, at, part, some], keep).astype(jnp.float32)
+      for part in _HALVES
+    ]
+    if norms:
+      both = self._norm(both, split, row, heads, norms[0], keep)
+    a, b = both
+    cos, sin = turn
+    low, high = (
+      jnp.where(keep, x, 0).astype(self._dtype)
+      for x in (a * cos - b * sin, b * cos + a * sin)
+    )
+    return low, high
+
+  def _norm(
+    self,
+    both: list[jax.Array],
+    split: Any,
+    row: jax.Array,
+    heads: _Heads,
+    norm: Any,
+    keep: jax.Array,
+  ) -> list[jax.Array]:
+    """The norm of queries or keys, over each head or over all of them."""
+    some, narrow = kernels.whole(self._half)
+    if self._config.qk_norm == 'head':
+      squares = sum(jnp.sum(x * x, axis=1) for x in both) / self._width
+      scales = [
+        kernels.load(norm.at[part, some], narrow)[None, :] for part in _HALVES
+      ]
+    else:
+      _, real = kernels.whole(heads.kind)
+      at, mask = pl.ds(heads.start, real.shape[0]), real[:, None] & narrow[None]
+      every = [
+        kernels.load(split.at[row, at, part, some], mask).astype(jnp.float32)
+        for part in _HALVES
+      ]
+      total = sum(jnp.sum(x * x) for x in every) / (heads.kind * self._width)
+      squares = jnp.broadcast_to(total, (heads.count,))
+      there = pl.ds(heads.first - heads.start, heads.count)
+      scales = [
+        kernels.load(norm.at[there, part, some], keep) for part in _HALVES
+      ]
+    factor = jax.lax.rsqrt(squares + self._config.norm_eps)[:, None]
+    return [
+      ((x * factor).astype(self._dtype) * scale.astype(self._dtype)).astype(
+        jnp.float32
+      )
+      for x, scale in zip(both, scales, strict=True)
+    ]
+
+  def _sound(
+    self,
+    k: _Halves,
+    made: Any,
+    where: tuple[jax.Array, jax.Array],
+    k_dtype: jnp.dtype,
+    v_dtype: jnp.dtype,
+  ) -> tuple[_Halves, jax.Array]:
+    """Key and value as the cache keeps them; see `kv_cache.write`."""
+    lanes, wide = kernels.whole(self._width)
+    v = kernels.load(made.at[(*where, lanes)], wide)
+    finite = jnp.abs(v.astype(jnp.float32)) < jnp.inf
+    bad = jnp.max(jnp.where(wide & ~finite, 1, 0))
+    v = jnp.where(wide & (bad == 0), v, 0).astype(v_dtype)
+    spoilt = 0.0 / (1 - bad).astype(jnp.float32)  # nan where it is bad.
+    low, high = ((x.astype(jnp.float32) + spoilt).astype(k_dtype) for x in k)
+    return (low, high), v
+
+  def _write(
+    self,
+    k_out: Any,
+    v_out: Any,
+    place: tuple[jax.Array, jax.Array, jax.Array],
+    k: _Halves,
+    v: jax.Array,
+    going: jax.Array,
+  ) -> None:
+    row, head, position = place
+    some, narrow = kernels.whole(self._half)
+    lanes, wide = kernels.whole(self._width)
+    spot = pl.ds(position, 1)
+    for part, half in zip(_HALVES, k, strict=True):
+      there = k_out.at[row, head, spot, part, some]
+      kernels.store(there, half, (narrow & going)[None, :])
+    kernels.store(v_out.at[row, head, position, lanes], v, wide & going)
+
+  def _walk(
+    self,
+    old_k: Any,
+    old_v: Any,
+    place: tuple[jax.Array, jax.Array, jax.Array],
+    going: jax.Array,
+    q: _Halves,
+    k: _Halves,
+    v: jax.Array,
+  ) -> jax.Array:
+    """Values mixed over the row's positions, softmax as one goes along.
+
+    The new position comes first: its key and value are at hand.
+    """
+    row, head, position = place
+    some, narrow = kernels.whole(self._half)
+    lanes, wide = kernels.whole(self._width)
+    scale, size = self._width**-0.5, ATTEND[0]
+    begin = jnp.int32(0)
+    if self._window:
+      begin = jnp.maximum(position - self._window + 1, 0)
+
+    def step(j: jax.Array, carry: Any) -> Any:
+      mixed, most, total = carry
+      places = j * size + jnp.arange(size, dtype=jnp.int32)
+      seen = (places < position) & (places >= begin)
+      at, known = pl.ds(j * size, size), seen[:, None] & narrow[None, :]
+      scores = jnp.zeros((self._lines, size), jnp.float32)
+      for part, half in zip(_HALVES, q, strict=True):
+        keys = kernels.load(old_k.at[row, head, at, part, some], known)
+        scores += kernels.dot_rows(half, keys.astype(self._dtype))
+      scores = jnp.where(seen[None, :], scores * scale, -1e30)
+      new_most = jnp.maximum(most, jnp.max(scores, axis=1))
+      fade = jnp.exp(most - new_most)
+      weights = jnp.exp(scores - new_most[:, None])
+      both = seen[:, None] & wide[None, :]
+      values = kernels.load(old_v.at[row, head, at, lanes], both)
+      more = kernels.dot_rows(weights.astype(values.dtype), values, first=True)
+      mixed = mixed * fade[:, None] + more
+      return mixed, new_most, total * fade + jnp.sum(weights, axis=1)
+
+    own = sum(
+      jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32), axis=1)
+      for a, b in zip(q, k, strict=True)
+    )
+    alone = jnp.broadcast_to(
+      v.astype(jnp.float32)[None, :], (self._lines, v.shape[0])
+    )
+    start = alone, own * scale, jnp.ones((self._lines,), jnp.float32)
+    stop = (jnp.where(going, position, 0) + size - 1) // size
+    mixed, _, total = jax.lax.fori_loop(begin // size, stop, step, start)
+    return jnp.where(going, mixed / total[:, None], 0)

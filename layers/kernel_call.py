@@ -68,6 +68,12 @@ def padded(count: int, least: int = 1) -> int:
   return max(least, 1 << max(0, count - 1).bit_length())
 
 
+def whole(size: int) -> tuple[Any, jax.Array]:
+  """A slice of a whole axis, padded, and which of it is real."""
+  width = padded(size)
+  return pl.ds(0, width), jnp.arange(width, dtype=jnp.int32) < size
+
+
 def load(ref: Any, mask: jax.Array | None = None) -> jax.Array:
   """Loads a ref; 0 where the mask is False."""
   other = None if mask is None else 0

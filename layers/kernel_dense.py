@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import kernel_call as kernels
+from bevy_jax.layers import kernel_router, kernel_rows
 
 PROJECT = 32, 128, 4, 4
 OUTPUT = 16, 256, 4, 4
@@ -62,24 +63,18 @@ def output(
   config: config_lib.ModelConfig,
   p: dict[str, Any],
   mixed_NxA: jax.Array,
-  x_NxD: jax.Array,
-  go_N: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+  rows: kernel_rows.Rows,
+) -> kernel_router.Parts:
   """The stream with what attention has mixed, and what the router needs of it.
 
-  A row that does not go on, 0 in `go_N`, keeps its stream. Each program has
-  some columns of the stream and adds their part to the router's product; the
-  root mean square, a factor of a row, comes last.
-
-  Returns:
-    The stream `[N, D]`; the parts' logits before the norm's factor, float32
-    `[parts, N, E]`; their sums of squares, float32 `[parts, N]`.
+  A row that does not go on keeps its stream. Each program has some columns of
+  the stream and adds their part to the router's product; the root mean square,
+  a factor of a row, comes last.
   """
   n, a = mixed_NxA.shape
-  d, e = x_NxD.shape[1], config.num_experts
+  d, e = rows.x.shape[1], config.num_experts
   width, ab = kernels.block(d, OUTPUT[0]), kernels.block(a, OUTPUT[1])
-  rows = kernels.padded(n, kernels.LEAST_ROWS)
-  ep, parts = kernels.padded(e, 16), d // width
+  lines, parts = kernels.padded(n, kernels.LEAST_ROWS), d // width
   biases = [p['bo']] if config.out_bias else []
 
   def kernel(*refs: Any) -> None:
@@ -90,40 +85,68 @@ def output(
 
     def step(i: jax.Array, acc: jax.Array) -> jax.Array:
       inner = pl.ds(i * ab, ab)
-      h = kernels.load_rows(mixed, inner, rows, ab)
+      h = kernels.load_rows(mixed, inner, lines, ab)
       return acc + kernels.dot(kernels.load(weights.at[at, inner]), h)
 
-    start = jnp.zeros((rows, width), jnp.float32)
+    start = jnp.zeros((lines, width), jnp.float32)
     made = jax.lax.fori_loop(0, a // ab, step, start).astype(out.dtype)
     if biases:
       made += kernels.load(rest[0].at[at])[None, :]
-    lines = jnp.arange(rows, dtype=jnp.int32)
-    old = kernels.load_rows(x, at, rows, width)
-    going = kernels.load(go.at[pl.ds(0, rows)], lines < n)[:, None] != 0
-    new = jnp.where(going, old + made, old)
-    real = jnp.broadcast_to((lines < n)[:, None], new.shape)
-    kernels.store(out.at[pl.ds(0, rows), at], new, real)
-    wide = new.astype(jnp.float32)
-    total = jnp.sum(wide * wide, axis=1)
-    kernels.store(squares.at[part, pl.ds(0, rows)], total, lines < n)
-    h = new * kernels.load(norm.at[at])[None, :].astype(new.dtype)
-    columns = jax.lax.broadcasted_iota(jnp.int32, (width, ep), 1) < e
-    w = kernels.load(router.at[at, pl.ds(0, ep)], columns)
-    each = kernels.dot(w.astype(h.dtype), h, first=True)
-    there = logits.at[part, pl.ds(0, rows), pl.ds(0, ep)]
-    kernels.store_block(there, each, n, e)
+    new = _going(go, kernels.load_rows(x, at, lines, width), made)
+    kernels.store_rows(out, at, new)
+    _add_part(part, at, new, norm, router, logits, squares)
 
-  out: tuple[jax.Array, jax.Array, jax.Array] = kernels.call(
+  shape = jax.ShapeDtypeStruct
+  made: tuple[jax.Array, jax.Array, jax.Array] = kernels.call(
     kernel,
     'output',
     (parts,),
     (
-      jax.ShapeDtypeStruct((n, d), x_NxD.dtype),
-      jax.ShapeDtypeStruct((parts, n, e), jnp.float32),
-      jax.ShapeDtypeStruct((parts, n), jnp.float32),
+      shape((n, d), rows.x.dtype),
+      shape((parts, n, e), jnp.float32),
+      shape((parts, n), jnp.float32),
     ),
-    (mixed_NxA, x_NxD, go_N, p['wo_t'], p['mlp_norm'], p['router'], *biases),
+    (
+      mixed_NxA,
+      rows.x,
+      rows.go,
+      p['wo_t'],
+      p['mlp_norm'],
+      p['router'],
+      *biases,
+    ),
     warps=OUTPUT[2],
     stages=OUTPUT[3],
   )
-  return out
+  return kernel_router.Parts(*made)
+
+
+def _going(go: Any, old: jax.Array, more: jax.Array) -> jax.Array:
+  """`old + more` in rows that go on."""
+  line = jnp.arange(old.shape[0], dtype=jnp.int32)
+  on = kernels.load(go.at[pl.ds(0, old.shape[0])], line < go.shape[0])
+  return jnp.where(on[:, None] != 0, old + more, old)
+
+
+def _add_part(
+  part: jax.Array,
+  at: Any,
+  new: jax.Array,
+  norm: Any,
+  router: Any,
+  logits: Any,
+  squares: Any,
+) -> None:
+  """Some columns' part of the router's product and of the rows' squares."""
+  _, n, e = logits.shape
+  (lines, width), ep = new.shape, kernels.padded(e, 16)
+  real = jnp.arange(lines, dtype=jnp.int32) < n
+  wide = new.astype(jnp.float32)
+  total = jnp.sum(wide * wide, axis=1)
+  kernels.store(squares.at[part, pl.ds(0, lines)], total, real)
+  h = new * kernels.load(norm.at[at])[None, :].astype(new.dtype)
+  columns = jax.lax.broadcasted_iota(jnp.int32, (width, ep), 1) < e
+  w = kernels.load(router.at[at, pl.ds(0, ep)], columns)
+  each = kernels.dot(w.astype(h.dtype), h, first=True)
+  there = logits.at[part, pl.ds(0, lines), pl.ds(0, ep)]
+  kernels.store_block(there, each, n, e)

@@ -12,15 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
+from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import kernel_call as kernels
-from bevy_jax.layers import kernel_packed, kernel_tiles, quant
+from bevy_jax.layers import kernel_packed, kernel_rows, kernel_tiles, quant
 
 
 def apply(
   pool: jax.Array | quant.Packed,
   h_NxD: jax.Array,
   slots_NxT: jax.Array,
-  listed_M: jax.Array,
+  table: kernel_rows.Table,
+  count: int,
 ) -> jax.Array:
   """What every chosen expert makes of its rows, float32 `[N, T, D]`.
 
@@ -28,34 +30,35 @@ def apply(
     pool: experts in slots.
     h_NxD: the stream behind the norm.
     slots_NxT: int32, slot of each choice; nothing is written for -1.
-    listed_M: int32, every slot that a choice names, each once, and any
-      others; those that no choice names, and -1, are not read.
+    table: where the experts lie; those that no choice names are not read.
+    count: E, of them.
   """
+  listed = kernel_packed.Listed(table, count)
   kind = pool.layout.format.kind if isinstance(pool, quant.Packed) else 'float'
   first, second = kernel_tiles.expert(kind, h_NxD.shape[0])
   if isinstance(pool, quant.Packed):
-    hidden = kernel_packed.gate_up(pool, h_NxD, slots_NxT, listed_M, first)
-    return kernel_packed.down(pool, hidden, slots_NxT, listed_M, second)
-  hidden = gate_up(pool, h_NxD, slots_NxT, listed_M, first)
-  return down(pool, hidden, slots_NxT, listed_M, second)
+    hidden = kernel_packed.gate_up(pool, h_NxD, slots_NxT, listed, first)
+    return kernel_packed.down(pool, hidden, slots_NxT, listed, second)
+  hidden = gate_up(pool, h_NxD, slots_NxT, listed, first)
+  return down(pool, hidden, slots_NxT, listed, second)
 
 
 def gate_up(
   pool_Sx3xFxD: jax.Array,
   h_NxD: jax.Array,
   slots_NxT: jax.Array,
-  listed_M: jax.Array,
+  listed: kernel_packed.Listed,
   tile: kernel_tiles.Tile,
 ) -> jax.Array:
   """SiLU(gate) * up of each listed expert for all rows, `[M, N, F]`."""
   n, d = h_NxD.shape
-  f, m = pool_Sx3xFxD.shape[2], listed_M.shape[0]
+  f, m = pool_Sx3xFxD.shape[2], listed.count
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   fb, db = kernels.block(f, tile.outer), kernels.block(d, tile.inner)
 
-  def kernel(pool: Any, x: Any, slots: Any, listed: Any, out: Any) -> None:
+  def kernel(pool: Any, x: Any, slots: Any, control: Any, out: Any) -> None:
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * fb, fb)
-    slot = listed[expert]
+    slot = control[listed.table.start + expert]
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
@@ -76,7 +79,7 @@ def gate_up(
     'gate_up',
     (m, f // fb),
     jax.ShapeDtypeStruct((m, n, f), h_NxD.dtype),
-    (pool_Sx3xFxD, h_NxD, slots_NxT, listed_M),
+    (pool_Sx3xFxD, h_NxD, slots_NxT, listed.table.control),
     warps=tile.warps,
     stages=tile.stages,
   )
@@ -87,7 +90,7 @@ def down(
   pool_Sx3xFxD: jax.Array,
   hidden_MxNxF: jax.Array,
   slots_NxT: jax.Array,
-  listed_M: jax.Array,
+  listed: kernel_packed.Listed,
   tile: kernel_tiles.Tile,
 ) -> jax.Array:
   """The way down of each listed expert, for the choices that name it."""
@@ -96,9 +99,11 @@ def down(
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   ob, fb = kernels.block(d, tile.outer), kernels.block(f, tile.inner)
 
-  def kernel(pool: Any, hidden: Any, slots: Any, listed: Any, out: Any) -> None:
+  def kernel(
+    pool: Any, hidden: Any, slots: Any, control: Any, out: Any
+  ) -> None:
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * ob, ob)
-    slot = listed[expert]
+    slot = control[listed.table.start + expert]
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
@@ -117,7 +122,7 @@ def down(
     'down',
     (m, d // ob),
     jax.ShapeDtypeStruct((n, t, d), jnp.float32),
-    (pool_Sx3xFxD, hidden_MxNxF, slots_NxT, listed_M),
+    (pool_Sx3xFxD, hidden_MxNxF, slots_NxT, listed.table.control),
     warps=tile.warps,
     stages=tile.stages,
   )
@@ -125,35 +130,29 @@ def down(
 
 
 def combine(
-  x_NxD: jax.Array,
+  config: config_lib.ModelConfig,
+  rows: kernel_rows.Rows,
   y_NxTxD: jax.Array,
-  weights_NxT: jax.Array,
-  slots_NxT: jax.Array,
   partial_RxTxD: jax.Array,
-  rows_N: jax.Array,
-  go_N: jax.Array,
   norm_D: jax.Array,
-  eps: float,
 ) -> tuple[jax.Array, jax.Array]:
   """The stream with the weighted sum of each row's choices added.
 
   Choices whose slot is -1 come from the row's earlier waves. A row that does
-  not go on, 0 in `go_N`, keeps its stream.
+  not go on keeps its stream.
 
   Returns:
     The stream `[N, D]`, and the same behind the next norm.
   """
   n, t, d = y_NxTxD.shape
-  width = kernels.padded(d)
 
   def kernel(*refs: Any) -> None:
-    x, y, weights, slots, partial, rows, go, norm, out, normed = refs
-    i, at = pl.program_id(0), pl.ds(0, width)
-    real = jnp.arange(width, dtype=jnp.int32) < d
-    row = jnp.clip(rows[i], 0, partial.shape[0] - 1)
-    total = jnp.zeros((width,), jnp.float32)
+    x, y, weights, slots, partial, numbers, go, norm, out, normed = refs
+    i, (at, real) = pl.program_id(0), kernels.whole(d)
+    row = jnp.clip(numbers[i], 0, partial.shape[0] - 1)
+    total = jnp.zeros(real.shape, jnp.float32)
     for choice in map(np.int32, range(t)):
-      here = real & (jnp.full((width,), slots[i, choice]) >= 0)
+      here = real & (jnp.full(real.shape, slots[i, choice]) >= 0)
       late = kernels.load(partial.at[row, choice, at], real & ~here)
       now = kernels.load(y.at[i, choice, at], here)
       total += weights[i, choice] * jnp.where(here, now, late)
@@ -161,20 +160,19 @@ def combine(
     new = jnp.where(go[i] != 0, old + total.astype(old.dtype), old)
     kernels.store(out.at[i, at], new, real)
     scale = kernels.load(norm.at[at], real)
-    kernels.store(normed.at[i, at], kernels.normed(new, scale, d, eps), real)
+    h = kernels.normed(new, scale, d, config.norm_eps)
+    kernels.store(normed.at[i, at], h, real)
 
-  same = jax.ShapeDtypeStruct((n, d), x_NxD.dtype)
-  operands = (
-    x_NxD,
-    y_NxTxD,
-    weights_NxT,
-    slots_NxT,
-    partial_RxTxD,
-    rows_N,
-    go_N,
-    norm_D,
-  )
+  same = jax.ShapeDtypeStruct((n, d), rows.x.dtype)
   out: tuple[jax.Array, jax.Array] = kernels.call(
-    kernel, 'combine', (n,), (same, same), operands, warps=8
-  )
+    kernel,
+    'combine',
+    (n,),
+    (same, same),
+    (
+      rows.x, y_NxTxD, rows.weights, rows.slots, partial_RxTxD, rows.numbers,
+      rows.go, norm_D,
+    ),
+    warps=8,
+  )  # fmt: skip
   return out

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from bevy_jax.layers import kernel_call as kernels
-from bevy_jax.layers import kernel_tiles, quant
+from bevy_jax.layers import kernel_rows, kernel_tiles, quant
 
 _MIDDLE = 8  # The zero point of a symmetric 4-bit group.
 # Four bytes become four values, two to a register. They are spread to 16 bits,
@@ -49,6 +49,18 @@ def supports(how: quant.Layout) -> bool:
   return how.shape[2] // halves % how.format.group == 0
 
 
+class Listed(NamedTuple):
+  """The experts that programs stand ready for.
+
+  Attributes:
+    table: where they lie.
+    count: how many.
+  """
+
+  table: kernel_rows.Table
+  count: int
+
+
 class _Group(NamedTuple):
   """One group of weights for some outputs.
 
@@ -67,21 +79,21 @@ def gate_up(
   pool: quant.Packed,
   h_NxD: jax.Array,
   slots_NxT: jax.Array,
-  listed_M: jax.Array,
+  listed: Listed,
   tile: kernel_tiles.Tile,
 ) -> jax.Array:
   """As `kernel_experts.gate_up`."""
   n, d = h_NxD.shape
-  how, m = pool.layout, listed_M.shape[0]
+  how, m = pool.layout, listed.count
   f, group = how.shape[1], how.format.group
   halves = 2 if how.format.kind == 'int4' else 1
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   fb, groups = kernels.block(f, tile.outer), d // halves // group
   some = kernels.block(groups, max(1, tile.inner // group))
 
-  def kernel(data: Any, x: Any, slots: Any, listed: Any, out: Any) -> None:
+  def kernel(data: Any, x: Any, slots: Any, control: Any, out: Any) -> None:
     expert, first = pl.program_id(0), pl.program_id(1) * fb
-    slot = listed[expert]
+    slot = control[listed.table.start + expert]
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
@@ -111,7 +123,7 @@ def gate_up(
     'gate_up_' + how.format.kind,
     (m, f // fb),
     jax.ShapeDtypeStruct((m, n, f), h_NxD.dtype),
-    (pool.data, h_NxD, slots_NxT, listed_M),
+    (pool.data, h_NxD, slots_NxT, listed.table.control),
     warps=tile.warps,
     stages=tile.stages,
   )
@@ -122,7 +134,7 @@ def down(
   pool: quant.Packed,
   hidden_MxNxF: jax.Array,
   slots_NxT: jax.Array,
-  listed_M: jax.Array,
+  listed: Listed,
   tile: kernel_tiles.Tile,
 ) -> jax.Array:
   """As `kernel_experts.down`."""
@@ -134,9 +146,11 @@ def down(
   ob, groups = kernels.block(d // halves, tile.outer // halves), f // group
   some = kernels.block(groups, max(1, tile.inner // group))
 
-  def kernel(data: Any, hidden: Any, slots: Any, listed: Any, out: Any) -> None:
+  def kernel(
+    data: Any, hidden: Any, slots: Any, control: Any, out: Any
+  ) -> None:
     expert, first = pl.program_id(0), pl.program_id(1) * ob
-    slot = listed[expert]
+    slot = control[listed.table.start + expert]
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
@@ -165,7 +179,7 @@ def down(
     'down_' + how.format.kind,
     (m, d // halves // ob),
     jax.ShapeDtypeStruct((n, t, d), jnp.float32),
-    (pool.data, hidden_MxNxF, slots_NxT, listed_M),
+    (pool.data, hidden_MxNxF, slots_NxT, listed.table.control),
     warps=tile.warps,
     stages=tile.stages,
   )

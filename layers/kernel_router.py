@@ -9,8 +9,35 @@ from jax.experimental import pallas as pl
 
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import kernel_call as kernels
+from bevy_jax.layers import kernel_rows
 
 CHOOSE = 8  # Warps of a program.
+
+
+class Drawn(NamedTuple):
+  """Tokens that rows have drawn on their way to a router.
+
+  Attributes:
+    token: int32 `[N]`.
+    sound: int32 `[N]`, 0 where the head saw what is not finite.
+  """
+
+  token: jax.Array
+  sound: jax.Array
+
+
+class Parts(NamedTuple):
+  """The router's product in parts, see `kernel_dense.output`.
+
+  Attributes:
+    x: `[N, D]`, the stream.
+    logits: float32 `[parts, N, E]`.
+    squares: float32 `[parts, N]`.
+  """
+
+  x: jax.Array
+  logits: jax.Array
+  squares: jax.Array
 
 
 class Chosen(NamedTuple):
@@ -24,9 +51,9 @@ class Chosen(NamedTuple):
       all their choices may be read.
     answer: int32 `[N, 2 + T]`, token, soundness and ids for the host; -1 for
       rows that did not come here.
-    x_R: `[R, D]`, the state's stream with these rows.
-    ids_R: int32 `[R, T]`, the state's choices.
-    weights_R: float32 `[R, T]`, and their weights.
+    kept_x: `[R, D]`, the state's stream with these rows.
+    kept_ids: int32 `[R, T]`, the state's choices.
+    kept_weights: float32 `[R, T]`, and their weights.
   """
 
   weights: jax.Array
@@ -34,114 +61,133 @@ class Chosen(NamedTuple):
   slots: jax.Array
   go: jax.Array
   answer: jax.Array
-  x_R: jax.Array
-  ids_R: jax.Array
-  weights_R: jax.Array
-
-
-class Came(NamedTuple):
-  """N rows at a router.
-
-  Attributes:
-    x: `[N, D]`, the stream.
-    logits: `[parts, N, E]`, from `kernel_dense.output`.
-    squares: `[parts, N]`, likewise.
-    rows: int32 `[N]`, rows of the state; out of range where padding.
-    go: int32 `[N]`, 0 for rows that have not come here.
-    token: int32 `[N]`, drawn on the way here; -1 for none.
-    sound: int32 `[N]`, 0 where the head saw what is not finite.
-    table: int32 `[E]`, slot of each expert here; -1 where it may not be read.
-    given: int32 `[N, T]`, choices to be weighed in place of the best ones, see
-      `forced`; None for the best.
-  """
-
-  x: jax.Array
-  logits: jax.Array
-  squares: jax.Array
-  rows: jax.Array
-  go: jax.Array
-  token: jax.Array
-  sound: jax.Array
-  table: jax.Array
-  given: jax.Array | None
+  kept_x: jax.Array
+  kept_ids: jax.Array
+  kept_weights: jax.Array
 
 
 def choose(
   config: config_lib.ModelConfig,
-  norm_D: jax.Array,
-  came: Came,
-  x_RxD: jax.Array,
-  ids_RxT: jax.Array,
-  weights_RxT: jax.Array,
+  p: dict[str, Any],
+  parts: Parts,
+  rows: kernel_rows.Rows,
+  drawn: Drawn | None,
+  table: kernel_rows.Table,
+  kept: kernel_rows.Kept,
 ) -> Chosen:
   """As `router.choose`; a program a row; ties go to the lowest id.
 
-  The state's arrays are written in place, in the rows that came here.
+  The state's arrays are written in place, in the rows that came here. Where
+  the layer has recorded choices (`forced`) these are weighed instead.
   """
-  parts, n, e = came.logits.shape
-  (r, d), t = x_RxD.shape, config.top_k
-  dp = kernels.padded(d)
-  given = () if came.given is None else (came.given,)
-  first = 9 + len(given)
+  n, t = rows.slots.shape
+  given = (p['forced'],) if 'forced' in p else ()
+  told = drawn or ()
+  first = 9 + len(given) + len(told)
 
   def kernel(*refs: Any) -> None:
-    parted, squares, rows, go, token, whole, table, x, norm = refs[:9]
-    outs = refs[first + 3 :]
-    weights, normed, slots, going, answer, x_all, ids_all, weights_all = outs
-    i = pl.program_id(0)
-    here = (go[i] != 0) & (rows[i] >= 0) & (rows[i] < r)
-    row = jnp.clip(rows[i], 0, r - 1)
-    factor, raised, finite = _scores(config, parted, squares, i)
-    chosen = _best(config, raised, refs[9] if given else None, i)
-    total = sum(score for _, score in chosen)
-    sound = finite & (whole[i] != 0)
-    found, known = [], jnp.int32(1)
-    for place, (expert, score) in zip(_typed(t), chosen, strict=True):
-      share = score / total if config.norm_topk else score
-      slot = table[expert]
-      weights[i, place] = share
-      found.append(slot)
-      answer[i, place + np.int32(2)] = jnp.where(here, expert, -1)
-      known = jnp.where(slot >= 0, known, 0)
-      lane = pl.ds(row, 1), pl.ds(place, 1)
-      mask = jnp.full((1, 1), here)
-      kernels.store(ids_all.at[lane], jnp.full((1, 1), expert), mask)
-      kernels.store(weights_all.at[lane], jnp.full((1, 1), share), mask)
-    answer[i, np.int32(0)] = jnp.where(here, token[i], -1)
-    answer[i, np.int32(1)] = jnp.where(here, sound.astype(jnp.int32), -1)
-    on = here & sound & (known != 0)
-    going[i] = on.astype(jnp.int32)
-    for place, slot in zip(_typed(t), found, strict=True):
-      slots[i, place] = jnp.where(on, slot, -1)
-    at, inside = pl.ds(0, dp), jnp.arange(dp, dtype=jnp.int32) < d
+    parted, squares, x, numbers, go, positions, seeds, control, norm = refs[:9]
+    record = refs[9] if given else None
+    i, lines = pl.program_id(0), kept.x.shape[0]
+    here = (go[i] != 0) & (numbers[i] >= 0) & (numbers[i] < lines)
+    row = jnp.clip(numbers[i], 0, lines - 1)
+    factor, scores, sound = _scores(config, parted, squares, i)
+    chosen = _best(config, scores, record, seeds[i], positions[i])
+    token = jnp.int32(-1)
+    if told:
+      token, whole = refs[first - 2][i], refs[first - 1][i]
+      sound &= whole != 0
+    line = _Line(i, row, here, control, table.start)
+    weights, normed, slots, going, answer, *kept_refs = refs[first + 3 :]
+    line.tell(answer, token, sound, [expert for expert, _ in chosen])
+    line.keep(kept_refs[1:], weights, chosen, config.norm_topk)
+    line.go_on(going, slots, sound, [expert for expert, _ in chosen])
+    at, inside = kernels.whole(config.model_dim)
     wide = kernels.load(x.at[i, at], inside)
-    kernels.store(x_all.at[row, at], wide, inside & here)
+    kernels.store(kept_refs[0].at[row, at], wide, inside & here)
     h = (wide.astype(jnp.float32) * factor).astype(wide.dtype)
     h *= kernels.load(norm.at[at], inside).astype(wide.dtype)
     kernels.store(normed.at[i, at], h, inside)
 
-  operands = (
-    came.logits, came.squares, came.rows, came.go, came.token, came.sound,
-    came.table, came.x, norm_D, *given, x_RxD, ids_RxT, weights_RxT,
-  )  # fmt: skip
   shape = jax.ShapeDtypeStruct
+  held = kept[:3]
   made = kernels.call(
     kernel,
     'choose',
     (n,),
     (
       shape((n, t), jnp.float32),
-      shape((n, d), x_RxD.dtype),
+      shape(parts.x.shape, parts.x.dtype),
       shape((n, t), jnp.int32),
       shape((n,), jnp.int32),
       shape((n, 2 + t), jnp.int32),
-      *(shape(a.shape, a.dtype) for a in (x_RxD, ids_RxT, weights_RxT)),
+      *(shape(a.shape, a.dtype) for a in held),
     ),
-    operands,
+    (
+      parts.logits, parts.squares, parts.x, rows.numbers, rows.go,
+      rows.positions, rows.seeds, table.control, p['mlp_norm'],
+      *given, *told, *held,
+    ),
     warps=CHOOSE,
     aliases={first: 5, first + 1: 6, first + 2: 7},
-  )
+  )  # fmt: skip
   return Chosen(*made)
+
+
+class _Line:
+  """One row of a launch in the kernel above, and where its results go."""
+
+  def __init__(
+    self,
+    i: jax.Array,
+    row: jax.Array,
+    here: jax.Array,
+    control: Any,
+    start: int,
+  ):
+    self._i, self._row, self._here = i, row, here
+    self._control, self._start = control, start
+
+  def tell(
+    self,
+    answer: Any,
+    token: jax.Array,
+    sound: jax.Array,
+    ids: list[jax.Array],
+  ) -> None:
+    """Writes the answer for the host."""
+    values = [token, sound.astype(jnp.int32), *ids]
+    for place, value in zip(_typed(len(values)), values, strict=True):
+      answer[self._i, place] = jnp.where(self._here, value, -1)
+
+  def keep(
+    self,
+    kept: list[Any],
+    weights: Any,
+    chosen: list[tuple[jax.Array, jax.Array]],
+    norm_topk: bool,
+  ) -> None:
+    """Writes choices and weights, for the next kernel and into the state."""
+    total = sum(score for _, score in chosen)
+    mask = jnp.full((1, 1), self._here)
+    for place, (expert, score) in enumerate(chosen):
+      share = score / total if norm_topk else score
+      weights[self._i, np.int32(place)] = share
+      there = pl.ds(self._row, 1), pl.ds(place, 1)
+      kernels.store(kept[0].at[there], jnp.full((1, 1), expert), mask)
+      kernels.store(kept[1].at[there], jnp.full((1, 1), share), mask)
+
+  def go_on(
+    self, going: Any, slots: Any, sound: jax.Array, ids: list[jax.Array]
+  ) -> None:
+    """Writes whether the row goes on, and what it reads then."""
+    found = [self._control[self._start + expert] for expert in ids]
+    on = self._here & sound
+    for slot in found:
+      on &= slot >= 0
+    going[self._i] = on.astype(jnp.int32)
+    for place, slot in zip(_typed(len(found)), found, strict=True):
+      slots[self._i, place] = jnp.where(on, slot, -1)
 
 
 def _scores(
@@ -149,13 +195,12 @@ def _scores(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The norm's factor, the softmax over experts, whether all was finite."""
   parts, _, e = parted.shape
-  width, pp = kernels.padded(e), kernels.padded(parts)
-  real = jnp.arange(width, dtype=jnp.int32) < e
-  part = jnp.arange(pp, dtype=jnp.int32) < parts
-  square = kernels.load(squares.at[pl.ds(0, pp), row], part)
+  lane, real = kernels.whole(e)
+  part, own = kernels.whole(parts)
+  square = kernels.load(squares.at[part, row], own)
   factor = jax.lax.rsqrt(jnp.sum(square) / config.model_dim + config.norm_eps)
-  both = part[:, None] & real[None, :]
-  each = kernels.load(parted.at[pl.ds(0, pp), row, pl.ds(0, width)], both)
+  both = own[:, None] & real[None, :]
+  each = kernels.load(parted.at[part, row, lane], both)
   logits = jnp.sum(each, axis=0) * factor
   broken = jnp.where(jnp.abs(logits) < jnp.inf, 0, 1)  # Of nan this is 1 too.
   whole = jnp.max(jnp.where(real, broken, 0)) == 0
@@ -165,20 +210,25 @@ def _scores(
 
 
 def _best(
-  config: config_lib.ModelConfig, raised: jax.Array, given: Any, row: jax.Array
+  config: config_lib.ModelConfig,
+  scores: jax.Array,
+  record: Any,
+  seed: jax.Array,
+  position: jax.Array,
 ) -> list[tuple[jax.Array, jax.Array]]:
-  """Each choice with its score, best first, or those that are given."""
-  width = raised.shape[0]
-  lane = jnp.arange(width, dtype=jnp.int32)
-  left = jnp.where(lane < config.num_experts, raised, -1.0)
+  """Each choice with its score, best first, or as they are recorded."""
+  lane = jnp.arange(scores.shape[0], dtype=jnp.int32)
+  left = jnp.where(lane < config.num_experts, scores, -1.0)
   found = []
   for place in _typed(config.top_k):
-    if given is not None:
-      expert = given[row, place]
-      score = jnp.sum(jnp.where(lane == expert, raised, 0.0))
+    if record is not None:
+      requests, positions, _ = record.shape
+      there = seed % requests, position % positions, place
+      expert = record[there].astype(jnp.int32)
+      score = jnp.sum(jnp.where(lane == expert, scores, 0.0))
     else:
       score = jnp.max(left)
-      expert = jnp.min(jnp.where(left == score, lane, width))
+      expert = jnp.min(jnp.where(left == score, lane, scores.shape[0]))
       left = jnp.where(lane == expert, -1.0, left)
     found.append((expert, score))
   return found

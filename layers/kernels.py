@@ -1,5 +1,6 @@
 """Where the GPU kernels serve a model, and where the plain form does."""
 
+import jax
 import jax.numpy as jnp
 
 from bevy_jax.layers import config as config_lib
@@ -29,6 +30,27 @@ def unfit(
     if not kernel_packed.supports(how):
       return f'{form.name} puts parts of two groups into one byte'
   return ''
+
+
+def chosen(
+  asked: str,
+  config: config_lib.ModelConfig,
+  dtype: jnp.dtype,
+  form: quant.Format | None,
+) -> bool:
+  """Whether decode launches go through the kernels: 'auto', 'on' or 'off'.
+
+  Raises:
+    ValueError: they are asked for and cannot serve the model.
+  """
+  why = unfit(config, dtype, form)
+  if asked == 'on' and why:
+    raise ValueError(
+      f'kernels is on, but {why}. Leave it at auto, which takes the plain form '
+      'of such a model.'
+    )
+  on_gpu = jax.default_backend() == 'gpu' and dtype == jnp.bfloat16
+  return asked == 'on' or (asked == 'auto' and on_gpu and not why)
 
 
 def slots_of(slots: int, block: int, form: quant.Format | None) -> int:

@@ -409,7 +409,7 @@ def _written(run: _Run) -> list[Any]:
   }
   return [
     np.asarray(array)[row, :, :length]
-    for cache in run.executor._caches
+    for cache in run.executor._launches._caches
     for array in cache
     for row, length in sorted(lengths.items())
   ]

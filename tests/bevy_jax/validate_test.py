@@ -185,7 +185,7 @@ class PropertyTest(parameterized.TestCase):
         self.assertEqual(validate.faults(ran.log, ran.facts), [])
         over = [e for e in ran.log if isinstance(e, events.Finished)]
         self.assertLen(over, len(ran.requests))
-        left = validate.unfinished(ran.log)
+        left = events.unfinished(ran.log)
         self.assertEqual([x for x in left if not x.startswith('load')], [])
 
   @parameterized.product(
@@ -530,7 +530,7 @@ class DoctoredTest(parameterized.TestCase):
     self.assertRegex('\n'.join(found), 'fills 2 of its 1 slots')
 
   def test_what_has_no_end_is_told(self):
-    left = validate.unfinished(_sound().log[: _decode(0) + 1])
+    left = events.unfinished(_sound().log[: _decode(0) + 1])
     self.assertIn('launch', ' '.join(left))
     self.assertIn('request', ' '.join(left))
 

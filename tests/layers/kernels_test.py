@@ -108,8 +108,14 @@ class ExpertsTest(parameterized.TestCase):
     wanted = experts.apply(
       wide, h, jnp.asarray(slots), jnp.asarray(distinct), len(distinct), empty
     )
-    run = _jit(kernel_experts.apply)
-    got = run(pool, h, jnp.asarray(slots), jnp.asarray(table))
+
+    @_jit
+    def run(pool, h, slots, control):
+      table = kernel_rows.Table(control, 3)
+      return kernel_experts.apply(pool, h, slots, table, 8)
+
+    control = jnp.concatenate([jnp.full(3, 7), jnp.asarray(table)])
+    got = run(pool, h, jnp.asarray(slots), control)
     named = (slots >= 0)[:, :, None]
     got = np.where(named, got, 0)
     self.assertLess(_error(got, np.where(named, wanted, 0)), 1e-5)
@@ -126,14 +132,17 @@ class CombineTest(absltest.TestCase):
     go = np.array([1, 1, 0])
     floats = [jnp.asarray(a, jnp.float32) for a in (x, y, weights)]
     scale = jnp.linspace(0.5, 2, d)
-    got, normed = _jit(kernel_experts.combine, static_argnums=8)(
-      *floats,
-      jnp.asarray(slots, jnp.int32),
-      jnp.asarray(partial, jnp.float32),
-      jnp.asarray(rows, jnp.int32),
-      jnp.asarray(go, jnp.int32),
-      scale,
-      _EPS,
+    blank = _rows(n)
+    given = blank._replace(
+      numbers=jnp.asarray(rows, jnp.int32),
+      x=floats[0],
+      slots=jnp.asarray(slots, jnp.int32),
+      weights=floats[2],
+      go=jnp.asarray(go, jnp.int32),
+    )
+    config = config_lib.tiny(model_dim=d)
+    got, normed = _jit(kernel_experts.combine, static_argnums=0)(
+      config, given, floats[1], jnp.asarray(partial, jnp.float32), scale
     )
     np.testing.assert_allclose(
       normed, norm.rms_norm(got, scale, _EPS), rtol=1e-5
@@ -218,19 +227,17 @@ class AttentionTest(parameterized.TestCase):
 
 
 def _attend(config, p, cache, window, x, rows, positions, go):
-  go = jnp.asarray(go, jnp.int32)
-
   p = params.merged(p)
+  given = _rows(len(go))._replace(x=x, go=jnp.asarray(go, jnp.int32))
 
   @_jit
   def run(x, cache, rows, positions):
     h = norm.rms_norm(x, p['attn_norm'], config.norm_eps)
     made = kernel_dense.project(config, p, h)
-    turn = rope.turn(config.rope, config.head_dim, positions)
-    mixed, new = kernel_attention.attend(
-      config, p, cache, window, made, rows, positions, go, *turn
-    )
-    return kernel_dense.output(config, p, mixed, x, go)[0], new
+    cos, sin = rope.turn(config.rope, config.head_dim, positions)
+    mine = given._replace(numbers=rows, positions=positions, cos=cos, sin=sin)
+    mixed, new = kernel_attention.attend(config, p, cache, window, made, mine)
+    return kernel_dense.output(config, p, mixed, mine).x, new
 
   return run(x, cache, jnp.asarray(rows), jnp.asarray(positions))
 
@@ -252,8 +259,8 @@ class RouterTest(parameterized.TestCase):
       got.h, norm.rms_norm(x, p['mlp_norm'], config.norm_eps), rtol=1e-5
     )
     # Row i of the launch is row 6 - i of the state.
-    np.testing.assert_array_equal(got.ids_R[::-1], wanted.ids)
-    np.testing.assert_allclose(got.x_R[::-1], x, rtol=1e-6)
+    np.testing.assert_array_equal(got.kept_ids[::-1], wanted.ids)
+    np.testing.assert_allclose(got.kept_x[::-1], x, rtol=1e-6)
 
   def test_ties_and_what_is_not_finite(self):
     config = config_lib.tiny(num_experts=12, top_k=3)
@@ -280,15 +287,19 @@ class RouterTest(parameterized.TestCase):
       slots = wanted[i] + 20 if free else [-1, -1]
       np.testing.assert_array_equal(got.slots[i], slots)
     np.testing.assert_array_equal(got.answer[2], [-1] * 4)
-    np.testing.assert_array_equal(got.ids_R[3 - 2], [7, 7])  # As it was.
-    np.testing.assert_array_equal(got.x_R[3 - 2], np.full(32, 5.0))
+    np.testing.assert_array_equal(got.kept_ids[3 - 2], [7, 7])  # As it was.
+    np.testing.assert_array_equal(got.kept_x[3 - 2], np.full(32, 5.0))
 
   def test_given_choices_are_weighed(self):
     config = config_lib.tiny(norm_topk=False)
     p = params.init(config, jax.random.key(0))['layers'][0]
     x = jax.random.normal(jax.random.key(1), (2, 32))
-    given = np.array([[5, 0], [1, 7]], np.int32)
-    got = _route(config, p, x, given=given)
+    # Request 1 at position 3 and request 4 at 5, of 3 requests x 4 positions.
+    record = np.full((3, 4, 2), 6, np.int16)
+    record[1, 3], record[1, 1] = (5, 0), (1, 7)
+    p = p | {'forced': jnp.asarray(record)}
+    got = _route(config, p, x, seeds=[1, 4], positions=[3, 5])
+    given = np.array([[5, 0], [1, 7]])
     np.testing.assert_array_equal(got.answer[:, 2:], given)
     h = norm.rms_norm(x, p['mlp_norm'], config.norm_eps)
     scores = jax.nn.softmax(router.logits(p['router'], h))
@@ -297,27 +308,44 @@ class RouterTest(parameterized.TestCase):
     )
 
 
-def _route(config, p, x, table=None, go=None, given=None):
+def _rows(n: int) -> kernel_rows.Rows:
+  """Rows of nothing; tests fill in what a kernel looks at."""
+  zero = jnp.zeros(n, jnp.int32)
+  one = jnp.zeros((n, 1))
+  return kernel_rows.Rows(
+    zero, one, one, zero[:, None], one, zero + 1, zero, zero, one, one
+  )
+
+
+def _route(config, p, x, table=None, go=None, seeds=None, positions=None):
   """Both kernels of the router, on rows to which attention adds nothing."""
   p, n, t = params.merged(p), x.shape[0], config.top_k
-  mixed = jnp.zeros((n, config.num_heads * config.head_dim))
-  ones = jnp.ones(n, jnp.int32)
-  go = ones if go is None else jnp.asarray(go)
+  zero = np.zeros(n, np.int32)
   if table is None:
     table = np.arange(config.num_experts, dtype=np.int32)
-  rows = jnp.arange(n, dtype=jnp.int32)[::-1]
-  given = None if given is None else jnp.asarray(given)
+  rows = _rows(n)._replace(
+    numbers=jnp.arange(n, dtype=jnp.int32)[::-1],
+    x=x,
+    slots=jnp.zeros((n, t), jnp.int32),
+    go=jnp.asarray(zero + 1 if go is None else go),
+    seeds=jnp.asarray(zero if seeds is None else seeds, jnp.int32),
+    positions=jnp.asarray(zero if positions is None else positions, jnp.int32),
+  )
 
   @_jit
-  def run(mixed, x, go, table):
-    out = kernel_dense.output(config, p, mixed, x, go)
-    came = kernel_router.Came(*out, rows, go, -ones, ones, table, given)
-    state = jnp.full((n, config.model_dim), 5.0), jnp.full((n, t), 7)
-    return kernel_router.choose(
-      config, p['mlp_norm'], came, *state, jnp.zeros((n, t))
+  def run(rows, control):
+    mixed = jnp.zeros((n, config.num_heads * config.head_dim))
+    parts = kernel_dense.output(config, p, mixed, rows)
+    kept = kernel_rows.Kept(
+      jnp.full((n, config.model_dim), 5.0),
+      jnp.full((n, t), 7),
+      jnp.zeros((n, t)),
+      jnp.zeros((n, 7), jnp.int32),
     )
+    where = kernel_rows.Table(control, 2)
+    return kernel_router.choose(config, p, parts, rows, None, where, kept)
 
-  return run(mixed, x, go, jnp.asarray(table))
+  return run(rows, jnp.concatenate([jnp.full(2, 99), jnp.asarray(table)]))
 
 
 class TakeTest(absltest.TestCase):
@@ -328,11 +356,29 @@ class TakeTest(absltest.TestCase):
     ids = np.array([[3, 1], [0, 7], [2, 4], [5, 6], [1, 0]], np.int32)
     weights = rng.random((5, 2)).astype(np.float32)
     table = np.array([9, -1, 8, 7, 6, 5, 4, 3], np.int32)
-    numbers, positions = np.array([4, 2, 5]), np.array([3, 9, 27, 81, 100])
+    numbers = np.array([4, 2, 5], np.int32)
+    positions = np.array([3, 9, 27, 81, 100])
     scale = jnp.linspace(0.5, 2, 32)
-    got = _jit(kernel_rows.take, static_argnums=0)(
-      config, scale, numbers, table, x, ids, weights, positions
-    )
+    registers = np.zeros((5, 4), np.int32)
+    registers[:, 1], registers[:, 3] = positions, [11, 12, 13, 14, 15]
+    control = jnp.concatenate([jnp.zeros(1, jnp.int32), numbers, table])
+
+    @_jit
+    def run(control, x, ids, weights, registers):
+      return kernel_rows.take(
+        config,
+        scale,
+        3,
+        1,
+        kernel_rows.Table(control, 4),
+        kernel_rows.Kept(x, ids, weights, registers),
+        (1, 3),
+      )
+
+    got = run(control, x, ids, weights, registers)
+    np.testing.assert_array_equal(got.numbers, numbers)
+    np.testing.assert_array_equal(got.seeds[:2], [15, 13])
+    np.testing.assert_array_equal(got.positions[:2], positions[[4, 2]])
     np.testing.assert_array_equal(got.go, [1, 1, 0])
     np.testing.assert_array_equal(got.slots, [[-1, 9], [8, 6], [-1, -1]])
     for i, row in enumerate((4, 2)):

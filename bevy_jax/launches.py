@@ -1,0 +1,230 @@
+"""The device's side of every kind of launch: what it begins and leaves."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevy_jax import control, padding, prompt_steps, protocols, steps
+from bevy_jax import programs as programs_lib
+from bevy_jax.layers import config as model_config
+from bevy_jax.layers import experts, kv_cache
+
+
+class Begun(NamedTuple):
+  """A launch on the device.
+
+  Attributes:
+    answer: what it will answer.
+    rows: of the answer that count; 0 for all.
+    gates: how many layers each hop guesses; empty where nothing is answered.
+  """
+
+  answer: jax.Array
+  rows: int
+  gates: tuple[int, ...]
+
+
+class Launches:
+  """Begins launches; keeps the rows' state and caches between them.
+
+  Attributes:
+    programs: what is run.
+  """
+
+  def __init__(
+    self,
+    model: model_config.ModelConfig,
+    programs: programs_lib.Programs,
+    device: jax.Device,
+    *,
+    rows: int,
+    chunk: int,
+    context: int,
+    room: int,
+    ring: int,
+    apart: bool,
+  ):
+    """Makes empty rows and caches on the device.
+
+    Args:
+      model: whose launches.
+      programs: its programs; their shared weights tell the type of all this.
+      device: where.
+      rows: R; also the number of the row that is nobody's.
+      chunk: prompt tokens a row that one prefill launch takes.
+      context: positions of a row.
+      room: slots for the experts of one layer.
+      ring: more than there are ever launches in flight.
+      apart: whether rows that draw have programs of their own.
+    """
+    self.programs = programs
+    self._model, self._nobody, self._chunk = model, rows, chunk
+    self._context, self._room = context, room
+    dtype = programs.dtype
+    self._home = jax.sharding.SingleDeviceSharding(device)
+    # Committed arrays: what a program returns is committed too, and a program
+    # that gets both kinds is compiled twice.
+    self._caches, self._state = jax.device_put(
+      (
+        list(kv_cache.init(model, rows, context, dtype)),
+        _empty_state(model, rows, dtype),
+      ),
+      self._home,
+    )
+    self._prompt: prompt_steps.Prompt | None = None
+    buckets = programs.buckets
+    self._buckets = [
+      next(n for n in buckets if n >= count) for count in range(rows + 1)
+    ]
+    # Whether each row draws its tokens; the last one is padding.
+    self._draws = [False] * (rows + 1)
+    self._warm_to_draw = not apart
+    self._controls = control.Controls(model, chunk, ring, device)
+
+  def begin(self, batch: protocols.Batch, pool: experts.Pool) -> Begun:
+    """Begins a launch that reads its experts from a pool."""
+    if batch.kind == 'decode':
+      answer, gates = self._decode(batch, pool)
+      return Begun(answer, len(batch.rows), gates)
+    if batch.kind == 'enter':
+      gates = (self.programs.enter.segment.gates,)
+      answer = self._enter(batch.entries, pool)
+      return Begun(answer, len(batch.entries), gates)
+    if batch.chunk is not None:
+      answer = self._prefill_begin(batch.chunk)
+    else:
+      answer = self._prefill(batch, pool)
+    return Begun(answer, 0, (0,) if batch.finish else ())
+
+  def fill_caches(self, seed: int) -> None:
+    """Random keys and values at all positions: a context nobody computed."""
+    self._caches = kv_cache.randomize(self._caches, seed)
+
+  def set_choices(self, choices: Sequence[Sequence[int]]) -> None:
+    """What the first rows are said to have chosen; for measurements."""
+    ids = np.zeros((self._nobody, self._model.top_k), np.int32)
+    ids[: len(choices)] = choices or 0
+    self._state = self._state.replace(ids=jax.device_put(ids, self._home))
+
+  def _enter(
+    self, entries: Sequence[protocols.Entry], pool: experts.Pool
+  ) -> jax.Array:
+    group = self._buckets[len(entries)]
+    (table,), array = self._controls.take('enter', group)
+    table[:, 0] = self._nobody
+    for line, entry in zip(table, entries, strict=False):
+      line[:] = [entry.row, *control.registers(entry)]
+      draws = entry.sampling.temperature > 0
+      self._draws[entry.row] = draws
+      if draws and not self._warm_to_draw:
+        self._warm_to_draw = True
+        self._warm_draws(pool)
+    stage = self.programs.enter
+    program = self.programs.get('enter', stage.segment)
+    caches = self._caches_of(stage)
+    self._state, caches, answer = program(
+      stage.weights, caches, self._state, array
+    )
+    self._keep(stage, caches)
+    return answer
+
+  def _decode(
+    self, batch: protocols.Batch, pool: experts.Pool
+  ) -> tuple[jax.Array, tuple[int, ...]]:
+    """The answer that will come, and how many layers each hop guesses."""
+    assert batch.tables is not None, 'no expert can be read'
+    count, crossed = len(batch.rows), len(batch.tables)
+    group = self._buckets[count]
+    (flags, rows, tables), array = self._controls.take('decode', group, crossed)
+    flags[0] = batch.together
+    rows[:count], rows[count:] = batch.rows, self._nobody
+    tables[:] = batch.tables
+    if not batch.finish:
+      wave = self.programs.wave('wave', group)
+      self._state, answer = wave(
+        self.programs.mlp(batch.layer), pool, self._state, array
+      )
+      return answer, ()
+    drawn = any([self._draws[row] for row in batch.rows])
+    stage = self.programs.launcher(batch.layer, crossed, group, drawn)
+    caches = [self._caches[i] for i in stage.order]
+    self._state, caches, answer = stage.program(
+      stage.weights, pool, caches, self._state, array
+    )
+    for i, cache in zip(stage.order, caches, strict=True):
+      self._caches[i] = cache
+    return answer, stage.gates
+
+  def _prefill_begin(self, chunk: protocols.Chunk) -> jax.Array:
+    buckets, t = self.programs.prompt_buckets, self._chunk
+    b = next(n for n in buckets if n >= len(chunk.rows))
+    (rows, tokens, positions), array = self._controls.take('prompt', b)
+    rows[:], tokens[:], positions[:] = self._nobody, 0, self._context
+    for i, row in enumerate(chunk.rows):
+      ids, start = chunk.tokens[i], chunk.starts[i]
+      rows[i] = row
+      tokens[i, : len(ids)] = ids
+      positions[i, : len(ids)] = range(start, start + len(ids))
+    stage = self.programs.entry
+    program = self.programs.get('prefill_begin', stage.segment, (b, t))
+    caches = self._caches_of(stage)
+    self._prompt, caches, answer = program(stage.weights, caches, array)
+    self._keep(stage, caches)
+    return answer
+
+  def _prefill(self, batch: protocols.Batch, pool: experts.Pool) -> jax.Array:
+    assert self._prompt is not None, 'no chunk has begun'
+    tokens = self._prompt.weights.shape[0]
+    (count, distinct, slots), array = self._controls.take('prefill', tokens)
+    count[0] = len(batch.distinct)
+    distinct[: count[0]], distinct[count[0] :] = batch.distinct, -1
+    slots[: len(batch.slots)] = batch.slots or -1
+    slots[len(batch.slots) :] = -1
+    if not batch.finish:
+      wave = self.programs.wave('prefill_wave')
+      self._prompt, answer = wave(
+        self.programs.mlp(batch.layer), pool, self._prompt, array
+      )
+      return answer
+    stage = self.programs.prefill[batch.layer]
+    assert stage is not None, 'nothing lies behind these experts'
+    program = self.programs.get('prefill', stage.segment)
+    caches = self._caches_of(stage)
+    self._prompt, caches, answer = program(
+      stage.weights, pool, caches, self._prompt, array
+    )
+    self._keep(stage, caches)
+    return answer
+
+  def _caches_of(self, stage: programs_lib.Stage) -> Any:
+    return tuple(self._caches[layer] for layer in stage.order)
+
+  def _keep(self, stage: programs_lib.Stage, caches: Any) -> None:
+    for layer, cache in zip(stage.order, caches, strict=True):
+      self._caches[layer] = cache
+
+  def _warm_draws(self, pool: experts.Pool) -> None:
+    """Compiles what rows that draw need, when the first of them enters."""
+    self._draws[self._nobody] = True
+    for batch in padding.decode(
+      self.programs, self._model, self._nobody, self._room
+    ):
+      if batch.kind == 'decode' and batch.finish:
+        self._decode(batch, pool)[0].block_until_ready()
+    self._draws[self._nobody] = False
+
+
+def _empty_state(
+  model: model_config.ModelConfig, rows: int, dtype: jnp.dtype
+) -> steps.State:
+  k, d = model.top_k, model.model_dim
+  return steps.State(
+    x=jnp.zeros((rows, d), dtype),
+    ids=jnp.zeros((rows, k), jnp.int32),
+    weights=jnp.zeros((rows, k), jnp.float32),
+    partial=jnp.zeros((rows, k, d), jnp.float32),
+    registers=jnp.zeros((rows, steps.REGISTERS), jnp.int32),
+  )
