@@ -50,7 +50,7 @@ def call(
   return pl.pallas_call(
     kernel,
     grid=grid,
-    out_shape=out,
+    out_shape=tuple(out) if isinstance(out, tuple) else out,
     input_output_aliases=dict(aliases or {}),
     interpret=interpreted(),
     compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),

@@ -109,20 +109,12 @@ def choose(
     h *= kernels.load(norm.at[at], inside).astype(wide.dtype)
     kernels.store(normed.at[i, at], h, inside)
 
-  shape = jax.ShapeDtypeStruct
   held = kept[:3]
   made = kernels.call(
     kernel,
     'choose',
     (n,),
-    (
-      shape((n, t), jnp.float32),
-      shape(parts.x.shape, parts.x.dtype),
-      shape((n, t), jnp.int32),
-      shape((n,), jnp.int32),
-      shape((n, 2 + t), jnp.int32),
-      *(shape(a.shape, a.dtype) for a in held),
-    ),
+    _shapes(parts, kept, n, t),
     (
       parts.logits, parts.squares, parts.x, rows.numbers, rows.go,
       rows.positions, rows.seeds, table.control, p['mlp_norm'],
@@ -132,6 +124,19 @@ def choose(
     aliases={first: 5, first + 1: 6, first + 2: 7},
   )  # fmt: skip
   return Chosen(*made)
+
+
+def _shapes(parts: Parts, kept: kernel_rows.Kept, n: int, t: int) -> Chosen:
+  held = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in kept[:3]]
+  made: Any = Chosen(
+    jax.ShapeDtypeStruct((n, t), jnp.float32),
+    jax.ShapeDtypeStruct(parts.x.shape, parts.x.dtype),
+    jax.ShapeDtypeStruct((n, t), jnp.int32),
+    jax.ShapeDtypeStruct((n,), jnp.int32),
+    jax.ShapeDtypeStruct((n, 2 + t), jnp.int32),
+    *held,
+  )
+  return made
 
 
 class _Line:

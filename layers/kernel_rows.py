@@ -121,16 +121,27 @@ def take(
     kernels.store(turned[0].at[i, some], jnp.cos(theta) * stretch, narrow)
     kernels.store(turned[1].at[i, some], jnp.sin(theta) * stretch, narrow)
 
-  shape, n = jax.ShapeDtypeStruct, count
-  wide = shape((n, d), kept.x.dtype)
-  single, turn = shape((n,), jnp.int32), shape((n, half), jnp.float32)
-  choices, floats = shape((n, t), jnp.int32), shape((n, t), jnp.float32)
+  operands = (table.control, *kept, norm_D, jnp.asarray(angles))
   made = kernels.call(
-    kernel,
-    'take',
-    (n,),
-    (single, wide, wide, choices, floats, single, single, single, turn, turn),
-    (table.control, *kept, norm_D, jnp.asarray(angles)),
-    warps=8,
+    kernel, 'take', (count,), _shapes(kept, count, t, half), operands, warps=8
   )
   return Rows(*made)
+
+
+def _shapes(kept: Kept, n: int, t: int, half: int) -> Rows:
+  single = jax.ShapeDtypeStruct((n,), jnp.int32)
+  wide = jax.ShapeDtypeStruct((n, kept.x.shape[1]), kept.x.dtype)
+  turn = jax.ShapeDtypeStruct((n, half), jnp.float32)
+  made: Any = Rows(
+    numbers=single,
+    x=wide,
+    h=wide,
+    slots=jax.ShapeDtypeStruct((n, t), jnp.int32),
+    weights=jax.ShapeDtypeStruct((n, t), jnp.float32),
+    go=single,
+    positions=single,
+    seeds=single,
+    cos=turn,
+    sin=turn,
+  )
+  return made
