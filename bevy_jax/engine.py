@@ -262,11 +262,13 @@ class Engine:
       for p in flight.group:
         p.need &= ~flight.experts
         self._await(p)
-    if flight.kind == 'decode':
+    if flight.kind == 'decode' and flight.finish:
       missing = self._missing((flight.layer + 1) % self._layers)
       self.view.pace.launch_ended(
         ended.time, ended.launch, missing, ended.began
       )
+    elif flight.kind == 'decode':
+      self.view.pace.wave_ended(ended.time, ended.launch, ended.began)
     self._set_floor()
 
   def _missing(self, layer: int) -> int:

@@ -15,6 +15,7 @@ from bevy_jax.offload import uses as uses_lib
 # the link busy between two looks of the engine; a demand then waits for the
 # rest of two loads at most.
 PREFETCHED = 2
+_SURE = 0.75  # What is less likely begins on an idle link alone.
 
 
 def check_room(slots: int, quota: Sequence[int], top_k: int) -> None:
@@ -61,8 +62,12 @@ class Loads:
 
   @property
   def full(self) -> bool:
-    """Whether the link has as many loads as it may."""
-    return self.in_flight >= self._depth
+    """Whether the link has as many loads as it may, or as are of any use.
+
+    What is chosen late is chosen well: no more are begun than keep the link
+    busy.
+    """
+    return self.in_flight >= min(self._depth, self._pace.depth)
 
   def landed(self, event: protocols.Landed) -> None:
     """A load has landed: its expert is resident."""
@@ -107,7 +112,10 @@ class Loads:
         self._begin(layer * table.experts + expert, cause)
 
   def prefetch(
-    self, wants: Sequence[protocols.Want], most: int = PREFETCHED
+    self,
+    wants: Sequence[protocols.Want],
+    most: int = PREFETCHED,
+    unsure: int = 1,
   ) -> None:
     """Loads what is guessed where the link has no other work.
 
@@ -120,16 +128,19 @@ class Loads:
     Args:
       wants: everything that anybody awaits.
       most: see `PREFETCHED`.
+      unsure: the same for guesses that are more often wrong than `_SURE`.
     """
     table, guesses = self._table, self.guesses
     for layer, experts in wants:
       if experts & ~table.resident[layer] & ~table.loading[layer]:
         return
-    bound = min(most, self._depth)
+    if self.in_flight >= min(most, self._depth):
+      return
     barred: npt.NDArray[np.float64] | None = None
     coldest: dict[int, int] = {}  # One victim serves until it is taken.
-    for key, chance in guesses.missing() if self.in_flight < bound else ():
-      if self.in_flight >= bound:
+    for key, chance in guesses.missing():
+      bound = most if chance >= _SURE else unsure
+      if self.in_flight >= min(bound, self._depth):
         return
       layer = key // table.experts
       if not table.room(layer):
