@@ -103,7 +103,7 @@ def see(
   for number, step in enumerate(path):
     first = len(log) if number == warmup * trace.layers else first
     if ahead:
-      line.prefetch([], ahead, ahead)
+      line.prefetch([], ahead, free=True)
       land(line, table)
     _reveal(line, step, _future(path, number, prefetcher.gates))
     misses.append(

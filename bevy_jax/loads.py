@@ -115,7 +115,7 @@ class Loads:
     self,
     wants: Sequence[protocols.Want],
     most: int = PREFETCHED,
-    unsure: int = 1,
+    free: bool = False,
   ) -> None:
     """Loads what is guessed where the link has no other work.
 
@@ -128,7 +128,7 @@ class Loads:
     Args:
       wants: everything that anybody awaits.
       most: see `PREFETCHED`.
-      unsure: the same for guesses that are more often wrong than `_SURE`.
+      free: whether loads are there at once, so that none delays another.
     """
     table, guesses = self._table, self.guesses
     for layer, experts in wants:
@@ -139,9 +139,11 @@ class Loads:
     barred: npt.NDArray[np.float64] | None = None
     coldest: dict[int, int] = {}  # One victim serves until it is taken.
     for key, chance in guesses.missing():
-      bound = most if chance >= _SURE else unsure
+      bound = most if free or chance >= _SURE else 1
       if self.in_flight >= min(bound, self._depth):
         return
+      if not free and not self._pays(chance):
+        continue
       layer = key // table.experts
       if not table.room(layer):
         if barred is None:
@@ -161,6 +163,17 @@ class Loads:
         del coldest[part]
         self._evict(victim)
       self._begin(key, 'prefetch')
+
+  def _pays(self, chance: float) -> bool:
+    """Whether a prefetch saves more than it delays others, as is expected.
+
+    A launch's answer comes while it is on the link: right, it saves what is
+    done of it by then; wrong, the answer's own loads wait for the rest.
+    """
+    pace = self._pace
+    done = min(pace.load, pace.device)
+    delay = (pace.load - done) * min(1.0, pace.loads)
+    return chance * done >= (1 - chance) * delay
 
   def _warmth(self, key: int) -> float:
     """How likely any row uses a key in its next pass, by its past."""

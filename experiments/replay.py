@@ -35,7 +35,7 @@ SCHEDULER = flags.DEFINE_string(
 EVICTION = flags.DEFINE_string(
   'eviction', 'lfu_decayed', ', '.join(config_lib.names()) + '.'
 )
-PREFETCH = flags.DEFINE_string('prefetch', 'none', 'none.')
+PREFETCH = flags.DEFINE_string('prefetch', 'auto', "'none' for none at all.")
 COMPARE = flags.DEFINE_list(
   'compare', [], 'scheduler[:eviction[:prefetch]] variants to compare.'
 )
