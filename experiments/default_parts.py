@@ -11,7 +11,6 @@ from bevy_jax import config as config_lib
 from bevy_jax import window as window_lib
 from bevy_jax.experiments import grids, simulation
 
-
 NAME = 'default_parts'
 Say = Callable[[str], None]
 
