@@ -104,7 +104,8 @@ class Estimate:
   def frequency(self, layer: int, streams: npt.NDArray[np.intp]) -> Array:
     """float64[stream, expert]: share of a stream's tokens, decayed."""
     tokens = np.maximum(self._tokens[layer, streams], _LEAST)
-    return self._frequency[layer, streams] / tokens
+    share: Array = self._frequency[layer, streams] / tokens
+    return share
 
   def leave(self, stream: int) -> None:
     """A stream ends; its number may stand for another one from now on."""

@@ -296,8 +296,9 @@ class Mixture(_Base):
     each = counts.followed[before][here] + _SEEN
     after = np.log(pairs / each[:, :, None] + _FLOOR)
     often = patterns.estimate.frequency(target, streams)
-    odds = MIXED[0] + MIXED[1] * np.log(popular + _FLOOR)
-    odds = odds + MIXED[2] * np.log(often + _FEW) + MIXED[4] * after.mean(1)
+    odds: npt.NDArray[np.float64] = MIXED[4] * after.mean(1)
+    odds += MIXED[0] + MIXED[1] * np.log(popular + _FLOOR)
+    odds += MIXED[2] * np.log(often + _FEW)
     rows, used = (patterns.ids[target, streams] >= 0).nonzero()
     odds[rows, patterns.ids[target, streams][rows, used]] += MIXED[3]
     return odds
