@@ -3,9 +3,8 @@
 python -m bevy_jax.experiments.ablate --trace=FILE --axes=eviction,cache
 python -m bevy_jax.experiments.ablate --config=scheduler_grid --first=0
 
-A trace is replayed in lockstep order through the slot table alone; a model is
-run from a cold cache; the grid simulates machines and goes on where it was
-stopped; `--config=default_parts` switches each part of runahead off in turn.
+A trace is replayed in lockstep order through the slot table alone, a model runs
+from a cold cache; a grid goes on where it was stopped; see also default_parts.
 """
 
 import dataclasses
