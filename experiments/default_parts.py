@@ -47,9 +47,9 @@ PARTS: dict[str, Part] = {
 }
 # Of every class of s; platform, form, requests, cache.
 CELLS = (
-  ('h200', 'int4', 16, 0.25),
+  ('h200', 'int4', 4, 0.25),
   ('rtx4090', 'int4', 8, 0.5),
-  ('rtx5090', 'int4', 16, 0.75),
+  ('rtx5090', 'int4', 8, 0.75),
   ('h200', 'bf16', 8, 0.75),
   ('rtx4090', 'int4', 8, 0.75),
   ('h200', 'int4', 16, 0.9),
