@@ -197,7 +197,7 @@ def parse_prefetch(text: str) -> tuple[protocols.Prefetcher, bool]:
   """A prefetcher, and whether it is to start from a trace's counts.
 
   NAME[:OPTION=VALUE...]: depth, confidence, guarded for all, warm for
-  `transition` and `popularity`, p and seed for `oracle`.
+  those that count, p and seed for `oracle`.
   """
   name, *options = text.split(':')
   choose('prefetch', name, PREFETCHERS)
@@ -281,8 +281,8 @@ def make_prefetch(
 def warmed(
   prefetcher: protocols.Prefetcher, counts: patterns.Counts
 ) -> protocols.Prefetcher:
-  """A `transition` or `popularity` that starts from counts."""
-  known = prefetch.Transition | prefetch.Popularity
+  """A `transition`, `popularity` or `mixture` that starts from counts."""
+  known = prefetch.Transition | prefetch.Popularity | prefetch.Mixture
   assert isinstance(prefetcher, known), 'it counts nothing'
   return dataclasses.replace(prefetcher, counts=counts)
 

@@ -262,12 +262,14 @@ class Engine:
       for p in flight.group:
         p.need &= ~flight.experts
         self._await(p)
-    if flight.kind == 'decode':
+    if flight.kind == 'decode' and flight.finish:
       reached = {(flight.layer + hops) % self._layers for hops in crossed}
       missing = sum(map(self.view.missing, reached))
       self.view.pace.launch_ended(
         ended.time, ended.launch, missing, ended.began, flight.hops, read
       )
+    elif flight.kind == 'decode':
+      self.view.pace.wave_ended(ended.time, ended.launch, ended.began)
     self._set_floor()
 
   def _moved_on(

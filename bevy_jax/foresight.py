@@ -103,7 +103,7 @@ def see(
   for number, step in enumerate(path):
     first = len(log) if number == warmup * trace.layers else first
     if ahead:
-      line.prefetch([], ahead)
+      line.prefetch([], ahead, free=True)
       land(line, table)
     _reveal(line, step, _future(path, number, prefetcher.gates))
     misses.append(
@@ -146,6 +146,7 @@ def _reveal(
     p.need = sum(1 << e for e in chosen)
     group.append(p)
   line.guesses.reveal(0, step.layer, group, given)
+  line.guesses.catch_up()
   rows, chosen_by = [p.row for p in group], [p.choices for p in group]
   line.uses.reveal(step.layer, rows, chosen_by)
   for uses in step.uses:

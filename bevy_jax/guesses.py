@@ -1,7 +1,6 @@
 """Guesses: what is expected of each row, and how it came out."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -9,13 +8,6 @@ from bevy_jax import events, protocols
 from bevy_jax import request as request_lib
 from bevy_jax.offload import patterns as patterns_lib
 from bevy_jax.offload import prefetch, slot_table
-
-
-class _Guess(NamedTuple):
-  """What one row is expected to use at one layer, as a bitmap and singly."""
-
-  experts: int
-  chances: dict[int, float]
 
 
 class Guesses:
@@ -41,12 +33,22 @@ class Guesses:
     log: Callable[[events.Event], None],
   ):
     self.on, self.guarded = prefetcher.depth > 0, prefetcher.guarded
+    # A chance of nothing is no guess, however little confidence is asked for.
+    self._least = max(prefetcher.confidence, 1e-9)
+    self._most = 1 - self._least
+    # `mixture` tells of every expert, and of now as well as at a reveal: its
+    # guesses are made when there is time to load what they say.
+    self._late = prefetcher.keeps == 'mixed'
     self._prefetcher, self._table, self._log = prefetcher, table, log
     layers = len(table.resident)
     self.fresh = [0] * layers
     self._broken = [0] * layers
-    self._of: list[dict[int, _Guess]] = [{} for _ in range(rows)]
+    # What each row is expected to use at which layer, and of every expert how
+    # likely it does not.
+    self._of: list[dict[int, int]] = [{} for _ in range(rows)]
+    self._unused = np.ones((layers if self.on else 0, rows, table.experts))
     self._at = [0] * rows
+    self._due: dict[int, int] = {}  # Rows to guess of, and their layers.
     self._patterns: patterns_lib.Patterns | None = None
     if self.on:
       self._patterns = patterns_lib.Patterns(
@@ -82,18 +84,24 @@ class Guesses:
       guess = self._of[p.row].pop(layer, None)
       if guess is not None:
         number = p.request.number
-        self._log(judge(time, number, layer, guess.experts, p.need, known))
+        self._log(judge(time, number, layer, guess, p.need, known))
+        self._unused[layer, p.row] = 1.0
       self.fresh[layer] &= ~p.need
       self._at[p.row] = layer
     rows = np.array([p.row for p in group])
     choices = np.array([p.choices for p in group], np.intp)
     self._patterns.reveal(layer, rows, choices, given)
-    self._guess(layer, rows)
+    if self._late:
+      self._due.update(dict.fromkeys(rows.tolist(), layer))
+    else:
+      self._guess(layer, rows)
 
   def leave(self, row: int) -> None:
     """A row is free again: nothing is expected of it."""
     if self._patterns is not None:
       self._of[row].clear()
+      self._due.pop(row, None)
+      self._unused[:, row] = 1.0
       self._patterns.leave(row)
 
   def loaded(self, key: int) -> None:
@@ -115,9 +123,9 @@ class Guesses:
   def expected(self) -> list[protocols.Want]:
     """All that is guessed, a want a layer and row."""
     return [
-      protocols.Want(layer, guess.experts)
+      protocols.Want(layer, experts)
       for guesses in self._of
-      for layer, guess in guesses.items()
+      for layer, experts in guesses.items()
     ]
 
   def kept(self) -> list[protocols.Want]:
@@ -137,49 +145,63 @@ class Guesses:
     has failed are left out. Fewer layers
     ahead come first, then the likelier ones, then the lower keys.
     """
+    self.catch_up()
     table, layers = self._table, len(self._table.resident)
-    unused: dict[int, float] = {}
     nearest: dict[int, int] = {}
     for row, guesses in enumerate(self._of):
-      for layer, guess in guesses.items():
-        away = guess.experts & ~table.resident[layer] & ~table.loading[layer]
-        away &= ~self._broken[layer]
-        if not away:
-          continue
+      for layer in guesses:
         ahead = (layer - self._at[row] - 1) % layers
-        for expert in slot_table.bits(away):
-          key = layer * table.experts + expert
-          unused[key] = unused.get(key, 1.0) * (1 - guess.chances[expert])
-          nearest[key] = min(nearest.get(key, ahead), ahead)
-    order = sorted(unused, key=lambda key: (nearest[key], unused[key], key))
-    return [(key, 1 - unused[key]) for key in order]
+        nearest[layer] = min(nearest.get(layer, ahead), ahead)
+    found: list[tuple[int, float, int]] = []
+    whole = (1 << table.experts) - 1
+    for layer, ahead in nearest.items():
+      away = whole & ~table.resident[layer] & ~table.loading[layer]
+      away &= ~self._broken[layer]
+      if not away:
+        continue
+      unused = np.multiply.reduce(self._unused[layer], axis=0).tolist()
+      base = layer * table.experts
+      found += [
+        (ahead, unused[e], base + e)
+        for e in slot_table.bits(away)
+        if unused[e] <= self._most
+      ]
+    return [(key, 1 - unused) for _, unused, key in sorted(found)]
 
   @property
   def rows(self) -> int:
     """Rows of which anything is expected."""
     return sum(map(bool, self._of))
 
+  def catch_up(self) -> None:
+    """Makes the guesses that nobody has asked for yet."""
+    late: dict[int, list[int]] = {}
+    for row, layer in self._due.items():
+      late.setdefault(layer, []).append(row)
+    self._due.clear()
+    for layer, some in late.items():
+      self._guess(layer, np.array(some))
+
   def _guess(self, layer: int, rows: patterns_lib.Ids) -> None:
     assert self._patterns is not None
     ids, chances = self._prefetcher.guess(self._patterns, layer, rows)
-    # A chance of nothing is no guess, however little confidence is asked for.
-    least = max(self._prefetcher.confidence, 1e-9)
-    sure = np.where((ids >= 0) & (chances >= least), ids, -1)
+    sure = np.where((ids >= 0) & (chances >= self._least), ids, -1)
     numbers = rows.tolist()
-    for ahead, (lists, odds) in enumerate(
-      zip(sure.tolist(), chances.tolist(), strict=True)
-    ):
+    every = self._late
+    for ahead, lists in enumerate(sure.tolist()):
       target = (layer + 1 + ahead) % len(self._table.resident)
-      for row, some, chance in zip(numbers, lists, odds, strict=True):
-        singly = {e: c for e, c in zip(some, chance, strict=True) if e >= 0}
+      for n, row in enumerate(numbers):
         experts = 0
-        for expert in singly:
-          experts |= 1 << expert
-        before = self._of[row].get(target)
-        if before is not None:
-          experts |= before.experts
-          singly = before.chances | singly
-        self._of[row][target] = _Guess(experts, singly)
+        for expert in lists[n]:
+          if expert >= 0:
+            experts |= 1 << expert
+        self._of[row][target] = self._of[row].get(target, 0) | experts
+      if every:
+        self._unused[target, rows] = 1 - chances[ahead]
+        continue
+      at, which = (sure[ahead] >= 0).nonzero()
+      said = sure[ahead, at, which]
+      self._unused[target, rows[at], said] = 1 - chances[ahead, at, which]
 
 
 def judge(

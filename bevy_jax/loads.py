@@ -15,6 +15,7 @@ from bevy_jax.offload import uses as uses_lib
 # the link busy between two looks of the engine; a demand then waits for the
 # rest of two loads at most.
 PREFETCHED = 2
+_SURE = 0.75  # What is less likely begins on an idle link alone.
 
 
 def check_room(slots: int, quota: Sequence[int], top_k: int) -> None:
@@ -61,8 +62,12 @@ class Loads:
 
   @property
   def full(self) -> bool:
-    """Whether the link has as many loads as it may."""
-    return self.in_flight >= self._depth
+    """Whether the link has as many loads as it may, or as are of any use.
+
+    What is chosen late is chosen well: no more are begun than keep the link
+    busy.
+    """
+    return self.in_flight >= min(self._depth, self._pace.depth)
 
   def landed(self, event: protocols.Landed) -> None:
     """A load has landed: its expert is resident."""
@@ -107,7 +112,10 @@ class Loads:
         self._begin(layer * table.experts + expert, cause)
 
   def prefetch(
-    self, wants: Sequence[protocols.Want], most: int = PREFETCHED
+    self,
+    wants: Sequence[protocols.Want],
+    most: int = PREFETCHED,
+    free: bool = False,
   ) -> None:
     """Loads what is guessed where the link has no other work.
 
@@ -120,17 +128,22 @@ class Loads:
     Args:
       wants: everything that anybody awaits.
       most: see `PREFETCHED`.
+      free: whether loads are there at once, so that none delays another.
     """
     table, guesses = self._table, self.guesses
     for layer, experts in wants:
       if experts & ~table.resident[layer] & ~table.loading[layer]:
         return
-    bound = min(most, self._depth)
+    if self.in_flight >= min(most, self._depth):
+      return
     barred: npt.NDArray[np.float64] | None = None
     coldest: dict[int, int] = {}  # One victim serves until it is taken.
-    for key, chance in guesses.missing() if self.in_flight < bound else ():
-      if self.in_flight >= bound:
+    for key, chance in guesses.missing():
+      bound = most if free or chance >= _SURE else 1
+      if self.in_flight >= min(bound, self._depth):
         return
+      if not free and not self._pays(chance):
+        continue
       layer = key // table.experts
       if not table.room(layer):
         if barred is None:
@@ -150,6 +163,17 @@ class Loads:
         del coldest[part]
         self._evict(victim)
       self._begin(key, 'prefetch')
+
+  def _pays(self, chance: float) -> bool:
+    """Whether a prefetch saves more than it delays others, as is expected.
+
+    A launch's answer comes while it is on the link: right, it saves what is
+    done of it by then; wrong, the answer's own loads wait for the rest.
+    """
+    pace = self._pace
+    done = min(pace.load, pace.device)
+    delay = (pace.load - done) * min(1.0, pace.loads)
+    return chance * done >= (1 - chance) * delay
 
   def _warmth(self, key: int) -> float:
     """How likely any row uses a key in its next pass, by its past."""

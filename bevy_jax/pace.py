@@ -20,15 +20,20 @@ class Pace:
     expert: what a launch costs for each expert that it reads.
     device: device time of a launch.
     loads: loads that a launch's answer makes necessary.
+    alone: what a load takes from issue to landing that waits for no other.
+    late: whether loads are bound late; see `depth`.
   """
 
   def __init__(self) -> None:
     self.now = 0
     self.load = self.fixed = self.expert = self.device = self.loads = 0.0
+    self.alone, self.late = 0.0, True
     self._landed = self._ended = 0
+    self._lone = -1  # Key of a load that began on an idle link.
     self._begun: dict[int, tuple[int, int]] = {}
+    self._waves = 0.0  # Device time of waves since the last whole launch.
     self._issued: dict[int, int] = {}
-    self._weight = 0.0
+    self._weight = self._apart = 0.0
     self._sums = [0.0, 0.0, 0.0, 0.0]  # Of n, t, n * n, n * t.
 
   @property
@@ -54,6 +59,18 @@ class Pace:
     cost = sum(self.cost(experts) for _, experts in self._begun.values())
     return max(self.now, first + cost)
 
+  @property
+  def depth(self) -> float:
+    """Loads that keep the link busy; infinite while nothing is known.
+
+    One that is on it, and as many behind as it carries until the engine looks
+    again, which may take a launch; more where a load alone takes longer than
+    one behind others, since then several are under way at once.
+    """
+    if not (self.late and self.load and self.device):
+      return float('inf')
+    return max(2.0, (max(self.alone, self.load) + self.device) / self.load)
+
   def cost(self, experts: float) -> float:
     """Device time of a launch that reads so many experts."""
     return self.fixed + self.expert * experts
@@ -64,6 +81,8 @@ class Pace:
 
   def load_issued(self, key: int) -> None:
     """A load begins."""
+    if not self._issued:
+      self._lone = key
     self._issued[key] = self.now
 
   def load_ended(self, time: int, key: int) -> None:
@@ -74,6 +93,9 @@ class Pace:
     self._landed = time
     if not begun or took <= 0:
       return
+    if key == self._lone:
+      lone = min(took, _LATE * usual) if usual else took
+      self.alone += (lone - self.alone) * (_NEW if self.alone else 1.0)
     if not usual:
       self.load = took
     elif took < _LATE * usual:
@@ -84,6 +106,14 @@ class Pace:
   def launch_begun(self, number: int, experts: int) -> None:
     """A decode launch begins."""
     self._begun[number] = self.now, experts
+
+  def wave_ended(self, time: int, number: int, began: int = -1) -> None:
+    """A wave is over: device time of the launch that will finish it."""
+    begun, _ = self._begun.pop(number)
+    took = float(time - max(self._ended, begun, began))
+    self._ended = time
+    if begun and took > 0:
+      self._waves += min(took, _LATE * self.device) if self.device else took
 
   def launch_ended(
     self,
@@ -103,6 +133,7 @@ class Pace:
     begun, first = self._begun.pop(number)
     took = float(time - max(self._ended, begun, began))
     self._ended = time
+    waves, self._waves = self._waves, 0.0
     if not begun or took <= 0:
       return
     took, n = took / hops, (first + read) / hops
@@ -112,11 +143,12 @@ class Pace:
     self._sums = [a * _KEPT + b for a, b in zip(self._sums, seen, strict=True)]
     share = 1.0 / self._weight
     self.loads += (loads / hops - self.loads) * share
+    self._apart += (waves - self._apart) * share
     self._fit(*(s * share for s in self._sums))
 
   def _fit(self, n: float, t: float, nn: float, nt: float) -> None:
     """A line through what was seen, neither part below 0."""
-    self.device = t
+    self.device = t + self._apart
     variance = nn - n * n
     slope = (nt - n * t) / variance if variance > _FEW * n * n else 0.0
     slope = min(max(slope, 0.0), t / n if n else 0.0)

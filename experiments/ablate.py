@@ -1,12 +1,10 @@
 """Compares evictions, prefetchers, cache sizes and requests in one table.
 
 python -m bevy_jax.experiments.ablate --trace=FILE --axes=eviction,cache
-python -m bevy_jax.experiments.ablate --model=demo --axes=eviction,prefetch
 python -m bevy_jax.experiments.ablate --config=scheduler_grid --first=0
 
-With a trace, its routing is replayed in lockstep order through the slot
-table alone; with a model, every row is a measured run from a cold cache; the
-grid of schedulers simulates machines and goes on where it was stopped.
+A trace is replayed in lockstep order through the slot table alone, a model runs
+from a cold cache; a grid goes on where it was stopped; see also default_parts.
 """
 
 import dataclasses
@@ -14,6 +12,7 @@ import dataclasses
 from absl import app, flags
 
 from bevy_jax.experiments import ablation, configs, grids, overrides
+from bevy_jax.experiments import default_parts as parts
 from bevy_jax.experiments import scheduler_grid as grid_lib
 
 AXES = flags.DEFINE_list(
@@ -36,7 +35,7 @@ TOKENS = flags.DEFINE_string('tokens', '64:160', 'FIRST:END of the trace.')
 WARMUP = flags.DEFINE_integer('warmup', 32, 'Of these tokens, not measured.')
 MODEL = flags.DEFINE_string('model', 'demo', 'A model to run with no trace.')
 CONFIG = flags.DEFINE_enum(
-  'config', 'demo', [*configs.CONFIGS, *grids.GRIDS], 'Of the runs, or a grid.'
+  'config', 'demo', [*configs.CONFIGS, *grids.GRIDS, parts.NAME], 'Which.'
 )
 SET = flags.DEFINE_multi_string('set', [], 'FIELD=VALUE of the config.')
 CSV = flags.DEFINE_string('csv', '', 'Where to write the rows.')
@@ -70,7 +69,9 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   try:
-    if CONFIG.value in grids.GRIDS:
+    if CONFIG.value == parts.NAME:
+      parts.main(TRACE.value, FIRST.value, CSV.value, QUICK.value)
+    elif CONFIG.value in grids.GRIDS:
       name = 'quick_grid' if QUICK.value else CONFIG.value
       grid = grids.make(name, TRACE.value, FIRST.value, SCOPE.value)
       path = CSV.value or f'{name}.csv'

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from bevy_jax import config as config_lib
 from bevy_jax.experiments import grids
 
-_REAL = ('transition', 'popularity', 'history')
+_REAL = ('transition', 'popularity', 'history', 'mixture')
 _PLACE = ('trace', 'first', 'platform', 'form', 'requests', 'cache')
 # The part of the cells that may miss a line.
 _MOST_MISSED = 0.05
@@ -55,7 +55,8 @@ class Cell(NamedTuple):
 # In words, and in this order in the tables. Means are geometric; that of
 # `useful` is a plain one.
 RATIOS = {
-  'lockstep': 'runahead / lockstep, both with reuse',
+  'lockstep': 'runahead as it comes / lockstep, both with reuse',
+  'plain': 'the same without prefetches of its own',
   'overlap': 'the same, over 1 / max(s, 1 - s), all that overlap can give',
   'real': 'runahead / lockstep with its fastest real prefetcher or none',
   'gate': f'both with reuse and {grids.GATE}, which stands for next_gate',
@@ -105,6 +106,8 @@ def _ratios(
   if ours is None:
     return found
   found['lockstep'] = ours / speeds[grids.LOCKSTEP]
+  if grids.PLAIN in speeds:
+    found['plain'] = speeds[grids.PLAIN] / speeds[grids.LOCKSTEP]
   found['overlap'] = found['lockstep'] * max(s, 1 - s)
   real = [
     speed

@@ -28,7 +28,9 @@ class Variant(NamedTuple):
 
 
 LOCKSTEP = Variant('lockstep', 'reuse')
-OURS = Variant('runahead', 'reuse')
+# The default with all it does, and the same without its prefetches.
+OURS = Variant('runahead', 'reuse', 'mixture:warm=true')
+PLAIN = Variant('runahead', 'reuse')
 
 
 class Cell(NamedTuple):
@@ -142,11 +144,14 @@ def variants(
       prefetchers may start from.
   """
   everything, shared = scope == 'all', s >= CLASSES[1][0]
-  transition = 'transition:warm=true' if others else 'transition'
-  real = [Variant('lockstep', 'reuse', p) for p in ('history', transition)]
+  warm = ':warm=true' if others else ''
+  transition, mixture = f'transition{warm}', f'mixture{warm}'
+  real = [
+    Variant('lockstep', 'reuse', p) for p in ('history', mixture, transition)
+  ]
   found = real
   if not (everything or shared):
-    found = real[: cell.form == 'int4']
+    found = real[:2] if cell.form == 'int4' else []
   if everything:
     popular = transition.replace('transition', 'popularity')
     found.append(Variant('lockstep', 'reuse', popular))
@@ -155,7 +160,7 @@ def variants(
       Variant('lockstep', eviction, f'{transition}:guarded=false')
       for eviction in ('lru', 'lfu_decayed')
     ]
-  found.append(OURS)
+  found += [OURS._replace(prefetch=mixture), PLAIN]
   few = cell.requests <= _FEW and cell.form == 'int4'
   if everything or shared or few:
     found += [LOCKSTEP._replace(prefetch=GATE), OURS._replace(prefetch=GATE)]

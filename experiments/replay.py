@@ -36,7 +36,7 @@ EVICTION = flags.DEFINE_string(
   'eviction', 'lfu_decayed', ', '.join(config_lib.names()) + '.'
 )
 HOPS = flags.DEFINE_string('hops', '1', "Layers a launch, or 'pass'.")
-PREFETCH = flags.DEFINE_string('prefetch', 'none', 'See decode.')
+PREFETCH = flags.DEFINE_string('prefetch', 'auto', "'none' for none at all.")
 COMPARE = flags.DEFINE_list(
   'compare', [], 'scheduler[:eviction[:prefetch]] variants to compare.'
 )

@@ -45,7 +45,8 @@ class Replay:
     eviction: a name of `config.names()`; 'static' keeps what is popular among
       requests of the trace that do not decode here.
     prefetch: see `config.parse_prefetch`; an oracle is told the trace, and
-      next_gate needs a model.
+      next_gate needs a model. 'auto' is `mixture` for runahead, started from
+      what other requests of the trace used if it has any, and none for others.
     hops: see `EngineConfig.hops`.
     compare: scheduler:eviction:prefetch variants, each from a cold cache.
     first: first request of the trace.
@@ -70,7 +71,7 @@ class Replay:
   cache: float | int = 0.5
   scheduler: str = 'runahead'
   eviction: str = 'lfu_decayed'
-  prefetch: str = 'none'
+  prefetch: str = 'auto'
   hops: int | str = 1
   compare: tuple[str, ...] = ()
   first: int = 0
@@ -119,7 +120,8 @@ class Replay:
       prefetch = parts[2] or self.prefetch
       config_lib.choose('scheduler', scheduler, config_lib.SCHEDULERS)
       config_lib.check_eviction(eviction, self.trace)
-      config_lib.parse_prefetch(prefetch)
+      if prefetch != 'auto':
+        config_lib.parse_prefetch(prefetch)
       found.append((scheduler, eviction, prefetch))
     return found
 
@@ -228,6 +230,10 @@ class Simulation:
 
   def run(self, scheduler: str, eviction: str, prefetch: str = 'none') -> Run:
     """One variant from a cold cache."""
+    if prefetch == 'auto':
+      others = len(self.trace.lengths) > len(self._requests)
+      mixture = 'mixture:warm=true' if others else 'mixture'
+      prefetch = mixture if scheduler == 'runahead' else 'none'
     engine = self.engine(scheduler, eviction, prefetch)
     while engine.busy:
       engine.step()

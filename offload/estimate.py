@@ -101,6 +101,12 @@ class Estimate:
     self._passes[layer] += len(streams)
     return self._popular[layer] / self._passes[layer], counts / tokens, last
 
+  def frequency(self, layer: int, streams: npt.NDArray[np.intp]) -> Array:
+    """float64[stream, expert]: share of a stream's tokens, decayed."""
+    tokens = np.maximum(self._tokens[layer, streams], _LEAST)
+    share: Array = self._frequency[layer, streams] / tokens
+    return share
+
   def leave(self, stream: int) -> None:
     """A stream ends; its number may stand for another one from now on."""
     self._frequency[:, stream] = 0.0

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bevy_jax.offload import estimate as estimate_lib
+
 Ids = npt.NDArray[np.intp]
 
 PASSES = 128  # Passes that `history` remembers.
@@ -49,6 +51,8 @@ class Patterns:
     passes: intp[PASSES, layer, k], what earlier passes used ('passes').
     likeness: float[stream, PASSES], uses that a stream's pass shares with
       each of them so far.
+    estimate: how often each stream used what, where 'mixed' is kept, which
+      keeps pairs too.
   """
 
   def __init__(
@@ -80,6 +84,9 @@ class Patterns:
     self.given = np.full((ahead, layers, streams, top_k), -1)
     self.right = np.zeros((ahead, layers, top_k))
     self.told = np.zeros((ahead, layers, top_k))
+    self.estimate = estimate_lib.Estimate(
+      layers if keeps == 'mixed' else 0, experts, streams
+    )
     past = PASSES if keeps == 'passes' else 0
     self.passes = np.full((past, layers, top_k), -1)
     self.likeness = np.zeros((streams, past))
@@ -106,7 +113,7 @@ class Patterns:
     counts, before = self.counts, (layer - 1) % self.layers
     np.add.at(counts.popular[layer], choices.ravel(), 1.0)
     counts.passes[layer] += len(streams)
-    if self._keeps == 'pairs':
+    if self._keeps in ('pairs', 'mixed'):
       came = self.at[streams] == before
       old = self.ids[before, streams[came]]
       pairs = old[:, :, None] * self.experts + choices[came][:, None]
@@ -119,6 +126,8 @@ class Patterns:
     if self._keeps == 'given':
       self._judge(layer, streams, choices)
       self._give(layer, streams, given)
+    elif self._keeps == 'mixed':
+      self.estimate.features(layer, streams, choices)
     elif self._keeps == 'passes':
       self._compare(layer, streams, choices)
 
@@ -126,6 +135,8 @@ class Patterns:
     """A stream ends; its number may stand for another one from now on."""
     self.at[stream] = -1
     self.given[:, :, stream] = -1
+    if self._keeps == 'mixed':
+      self.estimate.leave(stream)
 
   def _judge(self, layer: int, streams: Ids, choices: Ids) -> None:
     """Counts which of the given ids came true."""

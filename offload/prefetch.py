@@ -17,13 +17,23 @@ Ids = patterns_lib.Ids
 Patterns = patterns_lib.Patterns
 Counts = patterns_lib.Counts
 
+# Weights of `Mixture` in the order of its features, a constant first. Logistic
+# regression on real routing, GPT-OSS-20B greedy decode: requests 16..31 of
+# the 64 x 256 trace, tokens 16..159, pairs counted on requests 0..15 (the other
+# way round gives the same to 0.04). What it calls .25, .55, .75 likely there
+# came true in .23, .54, .77 of the cases.
+MIXED = (1.14, -2.15, 1.01, 0.685, 2.69)
+_SEEN = 2.0  # Times that every pair counts as seen before it was.
+_FLOOR = 0.005  # Added before a logarithm, and for a stream's few tokens:
+_FEW = 0.02
+
 
 class Guess(NamedTuple):
   """What n streams at one layer will use; k ids each.
 
   Attributes:
     ids: intp[ahead, n, k] expert ids at the layer 1, 2, ... further on; -1
-      where there is none.
+      where there is none; k is top_k, or more where all are named.
     chance: float[ahead, n, k], how likely each of them is used there.
   """
 
@@ -48,7 +58,7 @@ class Prefetcher(Protocol):
 
   @property
   def keeps(self) -> str:
-    """What `Patterns` must keep for it: '', 'pairs', 'passes' or 'given'."""
+    """What `Patterns` keeps for it: '', 'pairs', 'mixed', 'passes', 'given'."""
 
   @property
   def gates(self) -> int:
@@ -237,6 +247,64 @@ class History(_Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Mixture(_Base):
+  """All that a trace tells, weighed: how likely a stream uses each expert.
+
+  Its log-odds are a weighted sum of the logarithms of how popular the expert
+  is in its layer, of how often the stream used it (halving every 16 tokens)
+  and of P(f next | e here), mean over what the stream uses here, and of
+  whether its last token used it. It names every expert, so that what many
+  streams might use together counts as well.
+
+  Attributes:
+    confidence: here of what any of the streams might use.
+    counts: pairs and uses counted before the run; those of the run are added.
+  """
+
+  confidence: float = 0.35
+  counts: Counts | None = None
+
+  @property
+  def keeps(self) -> str:
+    """See `Prefetcher`."""
+    return 'mixed'
+
+  @property
+  def start(self) -> Counts | None:
+    """See `Prefetcher`."""
+    return self.counts
+
+  def guess(self, patterns: Patterns, layer: int, streams: Ids) -> Guess:
+    """See `Prefetcher`."""
+    shape = (self.depth, len(streams), patterns.experts)
+    found = Guess(np.empty(shape, np.intp), np.empty(shape))
+    here = patterns.ids[layer, streams]
+    for ahead, target in enumerate(self.targets(patterns, layer)):
+      odds = self._log_odds(patterns, target, streams, here)
+      found.ids[ahead] = np.arange(patterns.experts)
+      found.chance[ahead] = 1 / (1 + np.exp(-odds))
+      here = best(odds, patterns.top_k).ids
+    return found
+
+  def _log_odds(
+    self, patterns: Patterns, target: int, streams: Ids, here: Ids
+  ) -> npt.NDArray[np.float64]:
+    """Of every expert of a layer, float64[n, expert]; `here` used before."""
+    counts, before = patterns.counts, (target - 1) % patterns.layers
+    popular = counts.popular[target] / max(1.0, counts.passes[target])
+    pairs = counts.pairs[before][here] + _SEEN * popular
+    each = counts.followed[before][here] + _SEEN
+    after = np.log(pairs / each[:, :, None] + _FLOOR)
+    often = patterns.estimate.frequency(target, streams)
+    odds: npt.NDArray[np.float64] = MIXED[4] * after.mean(1)
+    odds += MIXED[0] + MIXED[1] * np.log(popular + _FLOOR)
+    odds += MIXED[2] * np.log(often + _FEW)
+    rows, used = (patterns.ids[target, streams] >= 0).nonzero()
+    odds[rows, patterns.ids[target, streams][rows, used]] += MIXED[3]
+    return odds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Oracle(_Told):
   """Knows the future, but not always: only where somebody tells it.
 
@@ -282,5 +350,6 @@ PREFETCHERS: dict[str, Prefetcher] = {
   'transition': Transition(),
   'popularity': Popularity(),
   'history': History(),
+  'mixture': Mixture(),
   'oracle': Oracle(),
 }

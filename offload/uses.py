@@ -83,8 +83,11 @@ class Uses:
   def chance(self, key: int, top_k: int, streams: int) -> float:
     """How likely any of some streams uses a key in its next pass.
 
-    By the key's share of its layer's decayed counts, every stream alike.
+    By the estimate, or where none is kept by the key's share of its layer's
+    decayed counts, every stream alike.
     """
+    if self.estimate is not None:
+      return float(1 / (1 + self.estimate.odds[divmod(key, self.experts)]))
     first = key - key % self.experts
     whole = float(self.weight[first : first + self.experts].sum())
     share = top_k * float(self.weight[key]) / whole if whole else 0.0

@@ -118,6 +118,8 @@ _PREFETCHED = {
   ),
   'popularity': ('lockstep', 'fifo', prefetch.Popularity(depth=2)),
   'history': ('runahead', 'reuse', prefetch.History(guarded=False, depth=2)),
+  'mixture': ('runahead', 'reuse', prefetch.Mixture(confidence=0.1)),
+  'mixture_deep': ('lockstep', 'lru', prefetch.Mixture(depth=2)),
   'oracle': ('runahead', 'lru', prefetch.Oracle(p=0.7, guarded=False)),
   'oracle_sure': ('lockstep', 'lfu_decayed', prefetch.Oracle(depth=2)),
 }
@@ -496,6 +498,10 @@ class _Watch:
     if prefill is not None and prefill.layer >= 0:
       wave = self._engine._prefill_wave(prefill)
       wants.insert(0, protocols.Want(prefill.layer, wave))
+      # Lockstep wants for the last ones alone; what others await is kept too.
+      wants += [
+        protocols.Want(p.layer, p.need) for p in self._engine.view.waiting
+      ]
     return wants
 
   def _on_load(self, key: int) -> int:

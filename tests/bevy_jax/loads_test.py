@@ -132,13 +132,25 @@ class LoadsTest(absltest.TestCase):
     self.loads.issue([_want(0, 1), _want(0, 0), _want(1, 3)], 1, 'prefill')
     self.assertEqual(self._story(), [('evict', 5), ('load', 1)])
 
+  def test_no_more_are_begun_than_keep_the_link_busy(self):
+    """Seen to fail with the depth alone as the limit."""
+    self._make(8, depth=4)
+    pace = self.loads._pace
+    pace.load = pace.alone = 100.0
+    pace.device = 130.0
+    self.loads.issue([_want(0, 0, 1, 2, 3)], 1, 'demand')
+    self.assertEqual(self.loads.in_flight, 3)
+    pace.device = 0.0  # Nothing is known yet.
+    self.loads.issue([_want(0, 0, 1, 2, 3)], 1, 'demand')
+    self.assertEqual(self.loads.in_flight, 4)
+
 
 class _Sure:
   """Guesses experts 0 and 1 of the next layer; see `Prefetcher`."""
 
   depth, confidence, keeps, gates, start = 1, 0.0, '', 0, None
 
-  def __init__(self, guarded: bool, chance: float = 0.5):
+  def __init__(self, guarded: bool, chance: float = 0.9):
     self.guarded, self.chance = guarded, chance
 
   def guess(self, patterns, layer, streams):
@@ -197,6 +209,16 @@ class PrefetchTest(parameterized.TestCase):
     self.loads.prefetch([_want(0, 2)])
     self.assertLen(self._story(), 3)  # Nothing is guessed any more.
 
+  def test_what_is_not_sure_begins_on_an_idle_link(self):
+    """Seen to fail with `unsure` at 2."""
+    self._make(8, _Sure(True, 0.7))
+    self.loads.prefetch([])
+    self.loads.prefetch([])
+    self.assertEqual(self._story(), [('prefetch', 4)])
+    self.loads.landed(protocols.Landed(8, 4))
+    self.loads.prefetch([])
+    self.assertEqual(self._story()[1:], [('prefetch', 5)])
+
   def test_a_link_of_one(self):
     self._make(8, _Sure(True), depth=1)
     self.loads.prefetch([])
@@ -210,7 +232,7 @@ class PrefetchTest(parameterized.TestCase):
       self._story(), [('prefetch', 4), ('prefetch', 5), ('demand', 6)]
     )
 
-  @parameterized.parameters((True, 0.5, 0), (True, 0.9, 1), (False, 0.1, 2))
+  @parameterized.parameters((True, 0.5, 0), (True, 0.9, 1), (False, 0.8, 2))
   def test_guarded_takes_only_what_is_colder(self, guarded, chance, loaded):
     self._make(2, _Sure(guarded, chance))
     self._fill(2, 3)

@@ -65,6 +65,42 @@ class PaceTest(absltest.TestCase):
     pace.launch_ended(400, 0, 0, 250)
     self.assertEqual(pace.device, 150)
 
+  def test_depth(self):
+    """Seen to fail without `alone`, without `device` and without `late`."""
+    pace = pace_lib.Pace()
+    self.assertEqual(pace.depth, float('inf'))
+    _load(pace, 3, 10, 110)
+    self.assertEqual(pace.depth, float('inf'))
+    _launch(pace, 0, 10, 60, 1)
+    self.assertEqual(pace.depth, 2)
+    pace.device = 250.0
+    self.assertEqual(pace.depth, 3.5)
+    # Four at once, each of which takes as long as one alone.
+    for key in range(4):
+      pace.now = 1000
+      pace.load_issued(key)
+    for key in range(4):
+      pace.load_ended(1400 + key, key)
+    pace.load, pace.device = 100.0, 50.0
+    self.assertAlmostEqual(pace.alone, 100 + 0.1 * 300)
+    self.assertAlmostEqual(pace.depth, 2)
+    pace.alone = 400.0
+    self.assertEqual(pace.depth, 4.5)
+    pace.late = False
+    self.assertEqual(pace.depth, float('inf'))
+
+  def test_a_wave_belongs_to_the_launch_that_finishes_it(self):
+    """Seen to fail with waves counted as launches of their own."""
+    pace = pace_lib.Pace()
+    pace.now = 100
+    pace.launch_begun(0, 4)
+    pace.wave_ended(140, 0)
+    pace.now = 140
+    pace.launch_begun(1, 2)
+    pace.launch_ended(200, 1, 3)
+    self.assertEqual((pace.device, pace.loads), (100, 3))
+    self.assertEqual(pace.cost(2), 60)
+
   def test_balance(self):
     pace = pace_lib.Pace()
     self.assertEqual(pace.balance, float('inf'))

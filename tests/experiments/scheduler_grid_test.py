@@ -58,11 +58,13 @@ class GridsTest(parameterized.TestCase):
       cell = _CELL._replace(**changes)
       return set(grids.variants(cell, s, 'lines', others=False))
 
-    few = {('lockstep', 'reuse', 'history'), grids.OURS}
+    cold = grids.OURS._replace(prefetch='mixture')
+    ours = {cold, grids.PLAIN}
+    few = {('lockstep', 'reuse', p) for p in ('history', 'mixture')} | ours
     gate = {grids.OURS._replace(prefetch=grids.GATE)}
     gate |= {grids.LOCKSTEP._replace(prefetch=grids.GATE)}
     self.assertEqual(runs(0.1, requests=16), few)
-    self.assertEqual(runs(0.1, form='bf16'), {grids.OURS})
+    self.assertEqual(runs(0.1, form='bf16'), ours)
     self.assertEqual(runs(0.1), few | gate)
     more = few | gate | {('lockstep', 'reuse', 'transition')}
     self.assertEqual(runs(0.7), more)
@@ -232,7 +234,7 @@ class LauncherTest(absltest.TestCase):
       with path.open(encoding='utf-8', newline='') as file:
         rows = list(csv.DictReader(file))
     self.assertIn('2/2 bundled rtx4090 int4 2 x', ran.stdout)
-    self.assertIn('runahead / lockstep, both with reuse', ran.stdout)
+    self.assertIn('runahead as it comes / lockstep', ran.stdout)
     self.assertIn('recorded routing, simulated machines', ran.stdout)
     self.assertEqual({row['cache'] for row in rows}, {'0.25', '0.75'})
 
