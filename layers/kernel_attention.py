@@ -62,15 +62,14 @@ def attend(
     cache.v,
     *norms,
   )
-  shape = jax.ShapeDtypeStruct
   k, v, mixed = kernels.call(
     walk.kernel,
     'attend',
     (n, config.num_kv_heads),
     (
-      shape(keys.shape, keys.dtype),
-      shape(cache.v.shape, cache.v.dtype),
-      shape((n, config.num_heads, config.head_dim), qkv_NxA.dtype),
+      kernels.shape(keys.shape, keys.dtype),
+      kernels.shape(cache.v.shape, cache.v.dtype),
+      kernels.shape((n, config.num_heads, config.head_dim), qkv_NxA.dtype),
     ),
     operands,
     warps=ATTEND[1],

@@ -50,12 +50,17 @@ def call(
   return pl.pallas_call(
     kernel,
     grid=grid,
-    out_shape=tuple(out) if isinstance(out, tuple) else out,
+    out_shape=out,
     input_output_aliases=dict(aliases or {}),
     interpret=interpreted(),
     compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
     name=name,
   )(*operands)
+
+
+def shape(size: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+  """Of an array that a kernel writes."""
+  return jax.ShapeDtypeStruct(size, dtype)
 
 
 def block(size: int, most: int) -> int:

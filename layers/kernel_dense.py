@@ -51,7 +51,7 @@ def project(
     kernel,
     'project',
     (a // width,),
-    jax.ShapeDtypeStruct((n, a), h_NxD.dtype),
+    kernels.shape((n, a), h_NxD.dtype),
     (h_NxD, p['wqkv'], *biases),
     warps=PROJECT[2],
     stages=PROJECT[3],
@@ -96,15 +96,14 @@ def output(
     kernels.store_rows(out, at, new)
     _add_part(part, at, new, norm, router, logits, squares)
 
-  shape = jax.ShapeDtypeStruct
   made: tuple[jax.Array, jax.Array, jax.Array] = kernels.call(
     kernel,
     'output',
     (parts,),
     (
-      shape((n, d), rows.x.dtype),
-      shape((parts, n, e), jnp.float32),
-      shape((parts, n), jnp.float32),
+      kernels.shape((n, d), rows.x.dtype),
+      kernels.shape((parts, n, e), jnp.float32),
+      kernels.shape((parts, n), jnp.float32),
     ),
     (
       mixed_NxA,

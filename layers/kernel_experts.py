@@ -52,7 +52,7 @@ def gate_up(
 ) -> jax.Array:
   """SiLU(gate) * up of each listed expert for all rows, `[M, N, F]`."""
   n, d = h_NxD.shape
-  f, m = pool_Sx3xFxD.shape[2], listed.count
+  f, m = pool_Sx3xFxD.shape[2], listed.experts
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   fb, db = kernels.block(f, tile.outer), kernels.block(d, tile.inner)
 
@@ -78,7 +78,7 @@ def gate_up(
     kernel,
     'gate_up',
     (m, f // fb),
-    jax.ShapeDtypeStruct((m, n, f), h_NxD.dtype),
+    kernels.shape((m, n, f), h_NxD.dtype),
     (pool_Sx3xFxD, h_NxD, slots_NxT, listed.table.control),
     warps=tile.warps,
     stages=tile.stages,
@@ -121,7 +121,7 @@ def down(
     kernel,
     'down',
     (m, d // ob),
-    jax.ShapeDtypeStruct((n, t, d), jnp.float32),
+    kernels.shape((n, t, d), jnp.float32),
     (pool_Sx3xFxD, hidden_MxNxF, slots_NxT, listed.table.control),
     warps=tile.warps,
     stages=tile.stages,
@@ -163,7 +163,7 @@ def combine(
     h = kernels.normed(new, scale, d, config.norm_eps)
     kernels.store(normed.at[i, at], h, real)
 
-  same = jax.ShapeDtypeStruct((n, d), rows.x.dtype)
+  same = kernels.shape((n, d), rows.x.dtype)
   out: tuple[jax.Array, jax.Array] = kernels.call(
     kernel,
     'combine',

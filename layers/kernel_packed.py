@@ -54,11 +54,11 @@ class Listed(NamedTuple):
 
   Attributes:
     table: where they lie.
-    count: how many.
+    experts: how many.
   """
 
   table: kernel_rows.Table
-  count: int
+  experts: int
 
 
 class _Group(NamedTuple):
@@ -84,7 +84,7 @@ def gate_up(
 ) -> jax.Array:
   """As `kernel_experts.gate_up`."""
   n, d = h_NxD.shape
-  how, m = pool.layout, listed.count
+  how, m = pool.layout, listed.experts
   f, group = how.shape[1], how.format.group
   halves = 2 if how.format.kind == 'int4' else 1
   rows = kernels.padded(n, kernels.LEAST_ROWS)
@@ -122,7 +122,7 @@ def gate_up(
     kernel,
     'gate_up_' + how.format.kind,
     (m, f // fb),
-    jax.ShapeDtypeStruct((m, n, f), h_NxD.dtype),
+    kernels.shape((m, n, f), h_NxD.dtype),
     (pool.data, h_NxD, slots_NxT, listed.table.control),
     warps=tile.warps,
     stages=tile.stages,
@@ -178,7 +178,7 @@ def down(
     kernel,
     'down_' + how.format.kind,
     (m, d // halves // ob),
-    jax.ShapeDtypeStruct((n, t, d), jnp.float32),
+    kernels.shape((n, t, d), jnp.float32),
     (pool.data, hidden_MxNxF, slots_NxT, listed.table.control),
     warps=tile.warps,
     stages=tile.stages,
@@ -252,7 +252,7 @@ def _values(how: quant.Layout, raw: jax.Array) -> list[jax.Array]:
       whole = [wide & jnp.int8(15), (wide >> jnp.int8(4)) & jnp.int8(15)]
       whole = [part - jnp.int8(_MIDDLE) for part in whole]
     return [part.astype(jnp.bfloat16) for part in whole]
-  kind = jax.ShapeDtypeStruct(raw.shape, jnp.bfloat16)
+  kind = kernels.shape(raw.shape, jnp.bfloat16)
   found = [
     plgpu.elementwise_inline_asm(
       '{\n' + _HEAD + cut + '}',

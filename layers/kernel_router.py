@@ -126,17 +126,18 @@ def choose(
   return Chosen(*made)
 
 
-def _shapes(parts: Parts, kept: kernel_rows.Kept, n: int, t: int) -> Chosen:
-  held = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in kept[:3]]
-  made: Any = Chosen(
-    jax.ShapeDtypeStruct((n, t), jnp.float32),
-    jax.ShapeDtypeStruct(parts.x.shape, parts.x.dtype),
-    jax.ShapeDtypeStruct((n, t), jnp.int32),
-    jax.ShapeDtypeStruct((n,), jnp.int32),
-    jax.ShapeDtypeStruct((n, 2 + t), jnp.int32),
-    *held,
+def _shapes(
+  parts: Parts, kept: kernel_rows.Kept, n: int, t: int
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+  """In the order of `Chosen`."""
+  return (
+    kernels.shape((n, t), jnp.float32),
+    kernels.shape(parts.x.shape, parts.x.dtype),
+    kernels.shape((n, t), jnp.int32),
+    kernels.shape((n,), jnp.int32),
+    kernels.shape((n, 2 + t), jnp.int32),
+    *(kernels.shape(a.shape, a.dtype) for a in kept[:3]),
   )
-  return made
 
 
 class _Line:

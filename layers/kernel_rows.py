@@ -128,20 +128,15 @@ def take(
   return Rows(*made)
 
 
-def _shapes(kept: Kept, n: int, t: int, half: int) -> Rows:
-  single = jax.ShapeDtypeStruct((n,), jnp.int32)
-  wide = jax.ShapeDtypeStruct((n, kept.x.shape[1]), kept.x.dtype)
-  turn = jax.ShapeDtypeStruct((n, half), jnp.float32)
-  made: Any = Rows(
-    numbers=single,
-    x=wide,
-    h=wide,
-    slots=jax.ShapeDtypeStruct((n, t), jnp.int32),
-    weights=jax.ShapeDtypeStruct((n, t), jnp.float32),
-    go=single,
-    positions=single,
-    seeds=single,
-    cos=turn,
-    sin=turn,
-  )
-  return made
+def _shapes(
+  kept: Kept, n: int, t: int, half: int
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+  """In the order of `Rows`."""
+  single = kernels.shape((n,), jnp.int32)
+  wide = kernels.shape((n, kept.x.shape[1]), kept.x.dtype)
+  slots = kernels.shape((n, t), jnp.int32)
+  weights = kernels.shape((n, t), jnp.float32)
+  turn = kernels.shape((n, half), jnp.float32)
+  return (
+    single, wide, wide, slots, weights, single, single, single, turn, turn,
+  )  # fmt: skip
