@@ -124,7 +124,7 @@ class _Way:
     """The state with the rows that came, who goes on, answer and cache."""
     config, p, segment = self._config, self._p, self._segment
     state, rows, drawn = self._enter(state, rows, y)
-    made = kernel_dense.project(config, p, rows.h)
+    made = kernel_dense.project(config, p, rows)
     mixed, cache = kernel_attention.attend(
       config, p, cache, segment.windows[0], made, rows
     )

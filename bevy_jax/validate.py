@@ -392,6 +392,8 @@ class _Check:
     if r is not None and e.reason == 'error':
       self._goes_on(e.request, r)
     self._doomed.discard(e.request)
+    if e.reason == 'error' and e.request not in self._prefilled:
+      self._prompt = None  # What the other prompts need the log does not say.
     self._must(
       r is not None and r.launch is None,
       f'request {e.request} ends that has no row, or in a launch',

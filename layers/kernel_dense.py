@@ -19,44 +19,54 @@ OUTPUT = 16, 256, 4, 4
 
 
 def project(
-  config: config_lib.ModelConfig, p: dict[str, Any], h_NxD: jax.Array
+  config: config_lib.ModelConfig, p: dict[str, Any], rows: kernel_rows.Rows
 ) -> jax.Array:
   """Queries, keys and values side by side, `[N, A]`, A = (H + 2K) * dh.
 
   Biases and clamps are applied; norms of heads and the rotation are not.
+  Where no row goes on nothing is read or written.
   """
-  n, d = h_NxD.shape
+  n, d = rows.h.shape
   a = p['wqkv'].shape[0]
   width, db = kernels.block(a, PROJECT[0]), kernels.block(d, PROJECT[1])
-  rows = kernels.padded(n, kernels.LEAST_ROWS)
+  lines = kernels.padded(n, kernels.LEAST_ROWS)
   biases = [p['bqkv']] if config.qkv_bias else []
 
-  def kernel(x: Any, weights: Any, *refs: Any) -> None:
+  def kernel(go: Any, x: Any, weights: Any, *refs: Any) -> None:
     out, at = refs[-1], pl.ds(pl.program_id(0) * width, width)
 
-    def step(i: jax.Array, acc: jax.Array) -> jax.Array:
-      columns = pl.ds(i * db, db)
-      h = kernels.load_rows(x, columns, rows, db)
-      return acc + kernels.dot(kernels.load(weights.at[at, columns]), h)
+    @pl.when(_anybody(go))
+    def _() -> None:
+      def step(i: jax.Array, acc: jax.Array) -> jax.Array:
+        columns = pl.ds(i * db, db)
+        h = kernels.load_rows(x, columns, lines, db)
+        return acc + kernels.dot(kernels.load(weights.at[at, columns]), h)
 
-    start = jnp.zeros((rows, width), jnp.float32)
-    made = jax.lax.fori_loop(0, d // db, step, start).astype(out.dtype)
-    if biases:
-      made += kernels.load(refs[0].at[at])[None, :]
-    if config.clip_qkv is not None:
-      made = jnp.clip(made, -config.clip_qkv, config.clip_qkv)
-    kernels.store_rows(out, at, made)
+      start = jnp.zeros((lines, width), jnp.float32)
+      made = jax.lax.fori_loop(0, d // db, step, start).astype(out.dtype)
+      if biases:
+        made += kernels.load(refs[0].at[at])[None, :]
+      if config.clip_qkv is not None:
+        made = jnp.clip(made, -config.clip_qkv, config.clip_qkv)
+      kernels.store_rows(out, at, made)
 
   out: jax.Array = kernels.call(
     kernel,
     'project',
     (a // width,),
-    kernels.shape((n, a), h_NxD.dtype),
-    (h_NxD, p['wqkv'], *biases),
+    kernels.shape((n, a), rows.h.dtype),
+    (rows.go, rows.h, p['wqkv'], *biases),
     warps=PROJECT[2],
     stages=PROJECT[3],
   )
   return out
+
+
+def _anybody(go: Any) -> jax.Array:
+  """Whether any row goes on."""
+  at, real = kernels.whole(go.shape[0])
+  found: jax.Array = jnp.max(kernels.load(go.at[at], real)) > 0
+  return found
 
 
 def output(
@@ -69,10 +79,9 @@ def output(
 
   A row that does not go on keeps its stream. Each program has some columns of
   the stream and adds their part to the router's product; the root mean square,
-  a factor of a row, comes last.
+  a factor of a row, comes last. Nothing is made where no row goes on.
   """
-  n, a = mixed_NxA.shape
-  d, e = rows.x.shape[1], config.num_experts
+  (n, a), d, e = mixed_NxA.shape, rows.x.shape[1], config.num_experts
   width, ab = kernels.block(d, OUTPUT[0]), kernels.block(a, OUTPUT[1])
   lines, parts = kernels.padded(n, kernels.LEAST_ROWS), d // width
   biases = [p['bo']] if config.out_bias else []
@@ -83,18 +92,20 @@ def output(
     part = pl.program_id(0)
     at = pl.ds(part * width, width)
 
-    def step(i: jax.Array, acc: jax.Array) -> jax.Array:
-      inner = pl.ds(i * ab, ab)
-      h = kernels.load_rows(mixed, inner, lines, ab)
-      return acc + kernels.dot(kernels.load(weights.at[at, inner]), h)
+    @pl.when(_anybody(go))
+    def _() -> None:
+      def step(i: jax.Array, acc: jax.Array) -> jax.Array:
+        inner = pl.ds(i * ab, ab)
+        h = kernels.load_rows(mixed, inner, lines, ab)
+        return acc + kernels.dot(kernels.load(weights.at[at, inner]), h)
 
-    start = jnp.zeros((lines, width), jnp.float32)
-    made = jax.lax.fori_loop(0, a // ab, step, start).astype(out.dtype)
-    if biases:
-      made += kernels.load(rest[0].at[at])[None, :]
-    new = _going(go, kernels.load_rows(x, at, lines, width), made)
-    kernels.store_rows(out, at, new)
-    _add_part(part, at, new, norm, router, logits, squares)
+      start = jnp.zeros((lines, width), jnp.float32)
+      made = jax.lax.fori_loop(0, a // ab, step, start).astype(out.dtype)
+      if biases:
+        made += kernels.load(rest[0].at[at])[None, :]
+      new = _going(go, kernels.load_rows(x, at, lines, width), made)
+      kernels.store_rows(out, at, new)
+      _add_part(part, at, new, norm, router, logits, squares)
 
   made: tuple[jax.Array, jax.Array, jax.Array] = kernels.call(
     kernel,

@@ -259,7 +259,8 @@ class HostTest(absltest.TestCase):
     self.assertEqual(executor.now(), 17)
     executor.wait()
     executor.poll()
-    decode = protocols.Batch('decode', 0, rows=[0], slots=[[0, 0]])
+    tables = np.zeros((1, 8), np.int32)
+    decode = protocols.Batch('decode', 0, rows=[0], tables=tables)
     executor.launch(1, decode)
     self.assertEqual(executor.now(), 18 + 3 + 2)
 
@@ -332,7 +333,7 @@ class DeviceTest(absltest.TestCase):
     self.assertEqual(ends[1].hops, ())
 
   def test_hops_by_hand(self):
-    """One base, then each layer; who misses stops, and the rest is read."""
+    """Each layer takes what a launch would; who misses stops."""
     executor = virtual.VirtualExecutor(
       synthetic.Hash(6, 2, 3),
       costs_lib.Costs(launch=100, shared=10, expert=1, row=1000, head=7),
@@ -360,7 +361,7 @@ class DeviceTest(absltest.TestCase):
     executor.poll()
     executor.wait()
     (ended,) = executor.poll()
-    took = 100 + 3 * (10 + 2 * 1000) + sum(counts) + 7
+    took = 3 * (100 + 10 + 2 * 1000) + sum(counts) + 7
     self.assertEqual(ended.time - ended.began, took)
     self.assertEqual(
       [list(hop.places) for hop in ended.hops][1:], [[0, 1], [0]]

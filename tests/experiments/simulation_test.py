@@ -206,8 +206,13 @@ class PriorityTest(absltest.TestCase):
     config = _config(
       requests=4, cache=0.5, tokens=8, priority=priority, bounds=False
     )
-    ran = simulation.Simulation(config)
-    return ran.run('runahead', 'lru', 'oracle:depth=3:guarded=false').log
+    engine = simulation.Simulation(config).engine(
+      'runahead', 'lru', 'oracle:depth=3:guarded=false'
+    )
+    engine.view.pace.late = False  # So that there is somebody to overtake.
+    while engine.busy:
+      engine.step()
+    return engine.log
 
   def test_only_what_somebody_awaits_overtakes(self):
     log, needs = self._log(True), dict[int, set[int]]()

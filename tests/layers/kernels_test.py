@@ -235,7 +235,7 @@ def _attend(config, p, cache, window, x, rows, positions, go):
   @_jit
   def run(x, cache, rows, positions):
     h = norm.rms_norm(x, p['attn_norm'], config.norm_eps)
-    made = kernel_dense.project(config, p, h)
+    made = kernel_dense.project(config, p, given._replace(h=h))
     cos, sin = rope.turn(config.rope, config.head_dim, positions)
     mine = given._replace(numbers=rows, positions=positions, cos=cos, sin=sin)
     mixed, new = kernel_attention.attend(config, p, cache, window, made, mine)
