@@ -18,6 +18,7 @@ from bevy_jax.layers import kernel_call as kernels
 from bevy_jax.layers import kernel_rows, kv_cache
 
 ATTEND = 64, 4, 3  # Positions of a step, warps, stages.
+_LEAST = 16  # Of anything that a product sums over.
 _HALVES = np.int32(0), np.int32(1)  # Of a head: what is rotated together.
 _Halves = tuple[jax.Array, jax.Array]
 
@@ -119,7 +120,7 @@ class _Attend:
     going = (go[i] != 0) & (number >= 0) & (number < old_k.shape[0])
     going &= (position >= 0) & (position < old_k.shape[2])
     place = jnp.clip(number, 0, old_k.shape[0] - 1), head, position
-    some, narrow = kernels.whole(self._half)
+    some, narrow = kernels.whole(self._half, _LEAST)
     turn = [kernels.load(a.at[i, some], narrow)[None, :] for a in (cos, sin)]
     first = head * self._share, self._lines, self._share
     queries = _Heads(*first, 0, c.num_heads)
@@ -130,7 +131,7 @@ class _Attend:
     k, v = self._sound(k, made, (i, value), old_k.dtype, old_v.dtype)
     self._write(k_out, v_out, place, k, v, going)
     mixed = self._walk(old_k, old_v, place, going, q, k, v)
-    lanes, wide = kernels.whole(self._width)
+    lanes, wide = kernels.whole(self._width, _LEAST)
     line = jnp.arange(self._lines, dtype=jnp.int32)
     mine = (line < self._share)[:, None] & wide[None, :]
     there = pl.ds(head * self._share, self._lines)
@@ -145,7 +146,7 @@ class _Attend:
     turn: list[jax.Array],
   ) -> _Halves:
     """Heads behind their norm and rotated, lower and upper half."""
-    some, narrow = kernels.whole(self._half)
+    some, narrow = kernels.whole(self._half, _LEAST)
     line = jnp.arange(heads.count, dtype=jnp.int32)
     keep = (line < heads.real)[:, None] & narrow[None, :]
     at = pl.ds(heads.first, heads.count)
@@ -173,7 +174,7 @@ class _Attend:
     keep: jax.Array,
   ) -> list[jax.Array]:
     """The norm of queries or keys, over each head or over all of them."""
-    some, narrow = kernels.whole(self._half)
+    some, narrow = kernels.whole(self._half, _LEAST)
     if self._config.qk_norm == 'head':
       squares = sum(jnp.sum(x * x, axis=1) for x in both) / self._width
       scales = [
@@ -209,7 +210,7 @@ class _Attend:
     v_dtype: jnp.dtype,
   ) -> tuple[_Halves, jax.Array]:
     """Key and value as the cache keeps them; see `kv_cache.write`."""
-    lanes, wide = kernels.whole(self._width)
+    lanes, wide = kernels.whole(self._width, _LEAST)
     v = kernels.load(made.at[(*where, lanes)], wide)
     finite = jnp.abs(v.astype(jnp.float32)) < jnp.inf
     bad = jnp.max(jnp.where(wide & ~finite, 1, 0))
@@ -228,8 +229,8 @@ class _Attend:
     going: jax.Array,
   ) -> None:
     row, head, position = place
-    some, narrow = kernels.whole(self._half)
-    lanes, wide = kernels.whole(self._width)
+    some, narrow = kernels.whole(self._half, _LEAST)
+    lanes, wide = kernels.whole(self._width, _LEAST)
     spot = pl.ds(position, 1)
     for part, half in zip(_HALVES, k, strict=True):
       there = k_out.at[row, head, spot, part, some]
@@ -251,8 +252,8 @@ class _Attend:
     The new position comes first: its key and value are at hand.
     """
     row, head, position = place
-    some, narrow = kernels.whole(self._half)
-    lanes, wide = kernels.whole(self._width)
+    some, narrow = kernels.whole(self._half, _LEAST)
+    lanes, wide = kernels.whole(self._width, _LEAST)
     scale, size = self._width**-0.5, ATTEND[0]
     begin = jnp.int32(0)
     if self._window:

@@ -73,9 +73,9 @@ def padded(count: int, least: int = 1) -> int:
   return max(least, 1 << max(0, count - 1).bit_length())
 
 
-def whole(size: int) -> tuple[Any, jax.Array]:
+def whole(size: int, least: int = 1) -> tuple[Any, jax.Array]:
   """A slice of a whole axis, padded, and which of it is real."""
-  width = padded(size)
+  width = padded(size, least)
   return pl.ds(0, width), jnp.arange(width, dtype=jnp.int32) < size
 
 

@@ -9,6 +9,7 @@ from bevy_jax.layers import kernel_packed, quant
 # Pallas counts the elements of an array of bytes in 32 bits up to 2^32 bytes,
 # with a sign: what lies behind 2^31 of them would be looked for elsewhere.
 _SHORT, _LONG = 2**31, 2**32
+_PRODUCT = 16  # What a tensor core takes at least.
 
 
 def unfit(
@@ -23,6 +24,13 @@ def unfit(
     return 'a shared expert stands beside the others'
   if config.head_dim % 2 or config.num_heads % config.num_kv_heads:
     return f'heads of {config.head_dim} cannot be halved'
+  sides = (
+    config.model_dim,
+    config.expert_dim,
+    config.num_heads * config.head_dim,
+  )
+  if any(side % _PRODUCT for side in sides):
+    return f'{_PRODUCT} does not divide each of {sides}, the sides of products'
   if dtype not in (jnp.bfloat16, jnp.float32):
     return f'they compute in bfloat16 or float32, not {dtype}'
   if form is not None:

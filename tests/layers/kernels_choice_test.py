@@ -1,0 +1,59 @@
+"""Whom the GPU kernels serve, and how many slots they need."""
+
+import jax.numpy as jnp
+from absl.testing import absltest, parameterized
+
+from bevy_jax.layers import config as config_lib
+from bevy_jax.layers import kernels, quant
+
+
+class UnfitTest(parameterized.TestCase):
+  def test_a_plain_model_fits(self):
+    for form in (None, quant.parse('int8')):
+      config = config_lib.tiny(expert_dim=32)
+      self.assertEqual(kernels.unfit(config, jnp.bfloat16, form), '')
+
+  @parameterized.parameters(
+    ({'moe_layers': (True, False, True, True), 'dense_dim': 8}, 'no experts'),
+    ({'shared_dim': 16}, 'shared expert'),
+    ({'head_dim': 9}, 'halved'),
+    ({'model_dim': 40}, 'does not divide'),
+    ({'expert_dim': 24}, 'does not divide'),
+  )
+  def test_why_not(self, changes, words):
+    config = config_lib.tiny(**changes)
+    self.assertIn(words, kernels.unfit(config, jnp.bfloat16, None))
+    with self.assertRaisesRegex(ValueError, 'kernels is on, but .*' + words):
+      kernels.chosen('on', config, jnp.bfloat16, None)
+    self.assertFalse(kernels.chosen('auto', config, jnp.bfloat16, None))
+
+  def test_types_and_groups(self):
+    config = config_lib.tiny(model_dim=96, expert_dim=32)
+    self.assertIn('float16', kernels.unfit(config, jnp.float16, None))
+    why = kernels.unfit(config, jnp.bfloat16, quant.parse('int4'))
+    self.assertIn('two groups', why)
+
+  def test_off_is_off_and_on_is_on(self):
+    config = config_lib.tiny()
+    self.assertTrue(kernels.chosen('on', config, jnp.float32, None))
+    self.assertFalse(kernels.chosen('off', config, jnp.bfloat16, None))
+    # In float32 they are not faster than the plain form is exact.
+    self.assertFalse(kernels.chosen('auto', config, jnp.float32, None))
+
+
+class SlotsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (2**21, 1024, 2**21),  # 2 GiB.
+    (2**21 + 1, 1024, 2**22 + 1),
+    (2**22, 1024, 2**22 + 1),
+    (2**22 + 1, 1024, 2**22 + 1),
+    (3, 2**30, 5),
+  )
+  def test_bytes_between_two_and_four_gib(self, slots, block, wanted):
+    form = quant.parse('int8')
+    self.assertEqual(kernels.slots_of(slots, block, form), wanted)
+    self.assertEqual(kernels.slots_of(slots, block, None), slots)
+
+
+if __name__ == '__main__':
+  absltest.main()
