@@ -151,7 +151,7 @@ class _Probe:
     shared = (self._sizes.shared - self._top) / config.num_layers
     block = self._pool.nbytes / self._pool.shape[0]
     kv = self._sizes.kv / config.num_layers * point.rows * point.context
-    return shared + self.distinct * block + kv
+    return float(shared + self.distinct * block + kv)
 
   def run(self, starts: Any, hops: int) -> tuple[float, float]:
     """Microseconds of a launch, of the call that begins it; medians."""
