@@ -72,8 +72,7 @@ class DeviceExecutor:
     self.slots = config_lib.slots(config, model, block)
     self.kernels = kernels.chosen(config.kernels, model, dtype, form)
     if self.kernels:
-      layers = [_merged(layer) for layer in params['layers']]
-      params = params | {'layers': layers}
+      params = params_lib.laid_out(params)
     quota = config_lib.quota(config, len(model.moe_ids), self.slots)
     self._room = min(quota, default=self.slots)  # For one layer's experts.
     room = self.slots
@@ -126,7 +125,6 @@ class DeviceExecutor:
       context=context,
       room=self._room,
       ring=_RING,
-      apart=self.kernels,
     )
 
   def now(self) -> int:
@@ -291,6 +289,3 @@ class DeviceExecutor:
         moved += transfer.arrived()
       self._write_slots(moved)
     self._idle()
-
-
-_merged = jax.jit(params_lib.merged)

@@ -40,7 +40,13 @@ def decode(
   tables = [_table(config, group, hop, control) for hop in range(len(hops))]
   kept = kernel_rows.Kept(state.x, state.ids, state.weights, state.registers)
   rows = kernel_rows.take(
-    config, weights[0].mlp['mlp_norm'], group, 1, tables[0], kept, _COLUMNS
+    config,
+    weights[0].mlp['mlp_norm'],
+    group,
+    steps.ROWS_START,
+    tables[0],
+    kept,
+    _COLUMNS,
   )
   replies, left = [], list(caches)
   for hop, segment in enumerate(hops):
@@ -62,7 +68,7 @@ def _table(
   config: config_lib.ModelConfig, group: int, hop: int, control: jax.Array
 ) -> kernel_rows.Table:
   """Of a hop, in a control vector; see `steps.control_parts`."""
-  return kernel_rows.Table(control, 1 + group + hop * config.num_experts)
+  return kernel_rows.Table(control, steps.table_start(config, group, hop))
 
 
 def _agree(

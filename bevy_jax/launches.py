@@ -45,7 +45,6 @@ class Launches:
     context: int,
     room: int,
     ring: int,
-    apart: bool,
   ):
     """Makes empty rows and caches on the device.
 
@@ -58,7 +57,6 @@ class Launches:
       context: positions of a row.
       room: slots for the experts of one layer.
       ring: more than there are ever launches in flight.
-      apart: whether rows that draw have programs of their own.
     """
     self.programs = programs
     self._model, self._nobody, self._chunk = model, rows, chunk
@@ -81,7 +79,7 @@ class Launches:
     ]
     # Whether each row draws its tokens; the last one is padding.
     self._draws = [False] * (rows + 1)
-    self._warm_to_draw = not apart
+    self._warm_to_draw = not programs.kernels
     self._controls = control.Controls(model, chunk, ring, device)
 
   def begin(self, batch: protocols.Batch, pool: experts.Pool) -> Begun:

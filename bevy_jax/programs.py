@@ -63,6 +63,8 @@ class Programs:
     most: layers that a launch can cross.
     prefill: as `decode` without a head; None where nothing is left to write.
     dtype: of the shared weights.
+    kernels: whether launches go through the GPU kernels; then rows that draw
+      have programs of their own.
     buckets: numbers of rows that a decode launch is padded to, ascending.
     prompt_buckets: numbers of prompts that a prefill launch is padded to.
   """
@@ -91,7 +93,7 @@ class Programs:
         launch that passes the head: for rows that draw, and for the others.
     """
     self._model, self._params, self.most = model, params, most
-    self._kernels = kernels
+    self.kernels = kernels
     self._home = jax.sharding.SingleDeviceSharding(device)
     self._host = jax.sharding.SingleDeviceSharding(
       device, memory_kind='pinned_host'
@@ -139,7 +141,7 @@ class Programs:
     shapes = tuple(
       dataclasses.replace(
         stage.segment,
-        drawn=drawn or not self._kernels or stage.segment.head is None,
+        drawn=drawn or not self.kernels or stage.segment.head is None,
       )
       for stage in stages
     )
@@ -228,7 +230,7 @@ class Programs:
 
   def _jit(self, kind: str, static: tuple[Any, ...]) -> Any:
     module: Any = prompt_steps if kind.startswith('prefill') else steps
-    if self._kernels and kind in ('decode', 'wave'):
+    if self.kernels and kind in ('decode', 'wave'):
       module = fused
     function = getattr(module, kind)
 

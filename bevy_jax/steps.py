@@ -28,6 +28,7 @@ from bevy_jax.layers import config as config_lib
 # Columns of the int32 registers of a row; floats are kept as their bits.
 TOKEN, POSITION, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED = range(7)
 REGISTERS = 7
+ROWS_START = 1  # Of the row numbers in a decode launch's control vector.
 
 
 class State(flax.struct.PyTreeNode):
@@ -313,8 +314,14 @@ def read_control(
   config: config_lib.ModelConfig, group: int, hops: int, control: jax.Array
 ) -> Asked:
   """Takes a vector of `control_parts` apart."""
-  tables = control[1 + group :].reshape(hops, config.num_experts)
-  return Asked(control[1 : 1 + group], tables, control[0] > 0)
+  first = table_start(config, group, 0)
+  tables = control[first:].reshape(hops, config.num_experts)
+  return Asked(control[ROWS_START:first], tables, control[0] > 0)
+
+
+def table_start(config: config_lib.ModelConfig, group: int, hop: int) -> int:
+  """Where a hop's table begins in such a vector."""
+  return ROWS_START + group + hop * config.num_experts
 
 
 def distinct_limit(config: config_lib.ModelConfig, rows: int) -> int:

@@ -123,8 +123,7 @@ class _Probe:
     )
     self.kernels = kernels.chosen(point.kernels, config, dtype, form)
     if self.kernels:
-      merge = jax.jit(params.merged)
-      shared = shared | {'layers': [merge(p) for p in shared['layers']]}
+      shared = params.laid_out(shared)
     device = jax.devices()[0]
     home = jax.sharding.SingleDeviceSharding(device)
     pairs = config.num_layers * config.num_experts
@@ -139,7 +138,7 @@ class _Probe:
     self._launches = launches.Launches(
       config, found, device,
       rows=point.rows, chunk=1, context=self._context, room=pairs,
-      ring=_RING, apart=self.kernels,
+      ring=_RING,
     )  # fmt: skip
     self._launches.fill_caches(0)
     self.distinct = 0.0

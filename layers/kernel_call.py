@@ -127,11 +127,11 @@ def _general(a: jax.Array, b: jax.Array, over: int, also: int) -> jax.Array:
 def named(slots: Any, slot: jax.Array) -> jax.Array:
   """Whether any choice of `slots [N, T]` names a slot; -1 is none."""
   n, t = slots.shape
-  shape = padded(n), padded(t)
-  row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
-  choice = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+  size = padded(n), padded(t)
+  row = jax.lax.broadcasted_iota(jnp.int32, size, 0)
+  choice = jax.lax.broadcasted_iota(jnp.int32, size, 1)
   real = (row < n) & (choice < t)
-  all_slots = load(slots.at[pl.ds(0, shape[0]), pl.ds(0, shape[1])], real)
+  all_slots = load(slots.at[pl.ds(0, size[0]), pl.ds(0, size[1])], real)
   hits = jnp.where(real & (all_slots == slot), 1, 0)
   out: jax.Array = (jnp.max(hits) > 0) & (slot >= 0)
   return out

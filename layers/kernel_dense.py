@@ -37,13 +37,7 @@ def project(
 
     @pl.when(_anybody(go))
     def _() -> None:
-      def step(i: jax.Array, acc: jax.Array) -> jax.Array:
-        columns = pl.ds(i * db, db)
-        h = kernels.load_rows(x, columns, lines, db)
-        return acc + kernels.dot(kernels.load(weights.at[at, columns]), h)
-
-      start = jnp.zeros((lines, width), jnp.float32)
-      made = jax.lax.fori_loop(0, d // db, step, start).astype(out.dtype)
+      made = _product(weights, at, x, lines, db).astype(out.dtype)
       if biases:
         made += kernels.load(refs[0].at[at])[None, :]
       if config.clip_qkv is not None:
@@ -59,6 +53,21 @@ def project(
     warps=PROJECT[2],
     stages=PROJECT[3],
   )
+  return out
+
+
+def _product(
+  weights: Any, at: Any, rows: Any, lines: int, size: int
+) -> jax.Array:
+  """Some outputs of all rows, `[lines, outputs]`, `size` inputs a step."""
+
+  def step(i: jax.Array, acc: jax.Array) -> jax.Array:
+    inner = pl.ds(i * size, size)
+    h = kernels.load_rows(rows, inner, lines, size)
+    return acc + kernels.dot(kernels.load(weights.at[at, inner]), h)
+
+  start = jnp.zeros((lines, at.size), jnp.float32)
+  out: jax.Array = jax.lax.fori_loop(0, rows.shape[1] // size, step, start)
   return out
 
 
@@ -94,13 +103,7 @@ def output(
 
     @pl.when(_anybody(go))
     def _() -> None:
-      def step(i: jax.Array, acc: jax.Array) -> jax.Array:
-        inner = pl.ds(i * ab, ab)
-        h = kernels.load_rows(mixed, inner, lines, ab)
-        return acc + kernels.dot(kernels.load(weights.at[at, inner]), h)
-
-      start = jnp.zeros((lines, width), jnp.float32)
-      made = jax.lax.fori_loop(0, a // ab, step, start).astype(out.dtype)
+      made = _product(weights, at, mixed, lines, ab).astype(out.dtype)
       if biases:
         made += kernels.load(rest[0].at[at])[None, :]
       new = _going(go, kernels.load_rows(x, at, lines, width), made)

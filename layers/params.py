@@ -116,4 +116,10 @@ def merged(layer: Params) -> Params:
   return out | {'wo_t': layer['wo'].T}
 
 
+def laid_out(params: Params) -> Params:
+  """Shared weights whose layers are all `merged`, one at a time."""
+  merge = jax.jit(merged)
+  return params | {'layers': [merge(layer) for layer in params['layers']]}
+
+
 _MERGED = ('wq', 'wk', 'wv', 'bq', 'bk', 'bv', 'wo')

@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import math
-import os
 import pathlib
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +11,8 @@ from typing import Any, NamedTuple, Self
 
 import ml_dtypes
 import numpy as np
+
+from bevy_jax.offload import checkpoint
 
 _SINGLE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
@@ -145,17 +146,13 @@ class HfCheckpoint:
     assert out.flags.c_contiguous, name
     first = start * out.itemsize
     assert 0 <= first <= first + out.nbytes <= tensor.nbytes, (name, start)
-    view = out.reshape(-1).view(np.uint8).data
-    file = self._files[tensor.file].fileno()
-    end = tensor.offset + first + out.nbytes
-    while view:
-      got = os.preadv(file, [view], end - view.nbytes)
-      if not got:
-        raise ValueError(
-          f'{tensor.file} ended inside {name}: the file shrank while it was '
-          'read. Download it again.'
-        )
-      view = view[got:]
+    try:
+      checkpoint.read_at(self._files[tensor.file], tensor.offset + first, out)
+    except ValueError as error:
+      raise ValueError(
+        f'{tensor.file} ended inside {name}: the file shrank while it was '
+        'read. Download it again.'
+      ) from error
 
   def close(self) -> None:
     """Closes the shards; safe to call twice."""
