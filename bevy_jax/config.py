@@ -69,7 +69,7 @@ class EngineConfig:
     strict: one row bucket, and float32 where dtype is 'auto': bitwise equal
       under every scheduler. Without it a group of another size may be
       multiplied in another order.
-    kernels: 'on' decodes through the GPU kernels; 'auto' not yet, nor 'off'.
+    kernels: 'auto' decodes through the GPU kernels in bfloat16 on a GPU.
     warmup: decode tokens a request before the measured window opens.
   """
 

@@ -72,7 +72,7 @@ class DeviceExecutor:
     self.slots = config_lib.slots(config, model, block)
     self.kernels = kernels.chosen(config.kernels, model, dtype, form)
     if self.kernels:
-      params = params_lib.laid_out(params)
+      params = params_lib.stacked(params)
     quota = config_lib.quota(config, len(model.moe_ids), self.slots)
     self._room = min(quota, default=self.slots)  # For one layer's experts.
     room = self.slots

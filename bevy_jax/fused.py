@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bevy_jax import segments, steps
+from bevy_jax import segments, stacked, steps
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import (
   experts,
@@ -29,39 +29,46 @@ def decode(
   config: config_lib.ModelConfig,
   hops: tuple[segments.Segment, ...],
   group: int,
-  weights: tuple[segments.Weights, ...],
+  weights: stacked.Weights,
   pool: experts.Pool,
-  caches: tuple[kv_cache.LayerCache, ...],
+  caches: kv_cache.LayerCache,
   state: steps.State,
   control: jax.Array,
-) -> tuple[steps.State, tuple[kv_cache.LayerCache, ...], jax.Array]:
-  """As `steps.decode`, for layers that `params.merged` has laid out."""
+) -> tuple[steps.State, kv_cache.LayerCache, jax.Array]:
+  """As `steps.decode`, on weights and caches of all layers.
+
+  Where it begins is told by the control vector alone, so that one program
+  serves every layer that no head follows too soon.
+  """
   control = steps.to_device(control)
   tables = [_table(config, group, hop, control) for hop in range(len(hops))]
   kept = kernel_rows.Kept(state.x, state.ids, state.weights, state.registers)
   rows = kernel_rows.take(
     config,
-    weights[0].mlp['mlp_norm'],
+    weights.layers['mlp_norm'],
     group,
     steps.ROWS_START,
+    _layer(config, 0, control),
     tables[0],
     kept,
     _COLUMNS,
   )
-  replies, left = [], list(caches)
+  replies = []
   for hop, segment in enumerate(hops):
     if hop:
-      rows = _agree(rows, control[0] > 0, state.x.shape[0])
+      together = control[steps.TOGETHER] > 0
+      rows = _agree(rows, together, state.x.shape[0])
     y = kernel_experts.apply(
       pool, rows.h, rows.slots, tables[hop], config.num_experts
     )
     # What comes next may be read where there is a next hop.
     table = tables[min(hop + 1, len(hops) - 1)]
-    way = _Way(config, segment, weights[hop], table)
-    state, rows, reply, left[hop] = way.on(state, rows, y, left[hop])
+    layer = _layer(config, hop + 1, control)
+    way = _Way(config, segment, weights, layer, table)
+    state, rows, reply, caches = way.on(state, rows, y, caches)
     replies.append(reply)
   answer = replies[0] if len(hops) == 1 else jnp.concatenate(replies, axis=1)
-  return state, tuple(left), answer
+  return state, caches, answer
 
 
 def _table(
@@ -69,6 +76,12 @@ def _table(
 ) -> kernel_rows.Table:
   """Of a hop, in a control vector; see `steps.control_parts`."""
   return kernel_rows.Table(control, steps.table_start(config, group, hop))
+
+
+def _layer(
+  config: config_lib.ModelConfig, ahead: int, control: jax.Array
+) -> kernel_rows.Layer:
+  return kernel_rows.Layer(control, steps.LAYER, ahead, config.num_layers)
 
 
 def _agree(
@@ -89,8 +102,9 @@ def wave(
   state: steps.State,
   control: jax.Array,
 ) -> tuple[steps.State, jax.Array]:
-  """As `steps.wave`."""
-  asked = steps.read_control(config, group, 1, steps.to_device(control))
+  """As `steps.wave`; `mlp` is of all layers."""
+  control = steps.to_device(control)
+  asked = steps.read_control(config, group, 1, control)
   rows = asked.rows
   x, ids, partial = (
     a.at[rows].get(mode='clip') for a in (state.x, state.ids, state.partial)
@@ -98,7 +112,8 @@ def wave(
   table = asked.tables[0]
   slots = table.at[ids].get(mode='clip')
   slots = jnp.where((rows < state.x.shape[0])[:, None], slots, -1)
-  h = norm.rms_norm(x, mlp['mlp_norm'], config.norm_eps)
+  scale = mlp['mlp_norm'][control[steps.LAYER]]
+  h = norm.rms_norm(x, scale, config.norm_eps)
   y = kernel_experts.apply(
     pool, h, slots, kernel_rows.Table(table, 0), config.num_experts
   )
@@ -114,39 +129,40 @@ class _Way:
     self,
     config: config_lib.ModelConfig,
     segment: segments.Segment,
-    weights: segments.Weights,
+    weights: stacked.Weights,
+    layer: kernel_rows.Layer,
     table: kernel_rows.Table,
   ):
     self._config, self._segment, self._weights = config, segment, weights
-    self._table, self._p = table, weights.layers[0]
+    self._layer, self._table, self._p = layer, table, weights.layers
 
   def on(
     self,
     state: steps.State,
     rows: kernel_rows.Rows,
     y: jax.Array,
-    cache: kv_cache.LayerCache,
+    caches: kv_cache.LayerCache,
   ) -> tuple[steps.State, kernel_rows.Rows, jax.Array, kv_cache.LayerCache]:
-    """The state with the rows that came, who goes on, answer and cache."""
-    config, p, segment = self._config, self._p, self._segment
+    """The state with the rows that came, who goes on, answer and caches."""
+    config, p, layer = self._config, self._p, self._layer
     state, rows, drawn = self._enter(state, rows, y)
-    made = kernel_dense.project(config, p, rows)
-    mixed, cache = kernel_attention.attend(
-      config, p, cache, segment.windows[0], made, rows
+    made = kernel_dense.project(config, p, layer, rows)
+    mixed, caches = kernel_attention.attend(
+      config, p, layer, caches, made, rows
     )
-    parts = kernel_dense.output(config, p, mixed, rows)
+    parts = kernel_dense.output(config, p, layer, mixed, rows)
     kept = kernel_rows.Kept(state.x, state.ids, state.weights, state.registers)
     found = kernel_router.choose(
-      config, p, parts, rows, drawn, self._table, kept
+      config, p, layer, parts, rows, drawn, self._table, kept
     )
     state = state.replace(
       x=found.kept_x, ids=found.kept_ids, weights=found.kept_weights
     )
     reply = found.answer
-    if segment.gates:
-      guessed = jnp.concatenate(
-        steps.guesses(config, self._weights, parts.x), axis=1
-      )
+    if self._segment.gates:
+      here = layer.at(layer.control)
+      gates = stacked.plain(self._weights, self._segment, None, here)
+      guessed = jnp.concatenate(steps.guesses(config, gates, parts.x), axis=1)
       guessed = jnp.where(reply[:, 1:2] >= 0, guessed, -1)
       reply = jnp.concatenate([reply, guessed], axis=1)
     rows = rows._replace(
@@ -156,25 +172,31 @@ class _Way:
       weights=found.weights,
       go=found.go,
     )
-    return state, rows, reply, cache
+    return state, rows, reply, caches
 
   def _enter(
     self, state: steps.State, rows: kernel_rows.Rows, y: jax.Array
   ) -> tuple[steps.State, kernel_rows.Rows, kernel_router.Drawn | None]:
     """Sums the experts; draws a token where that was the last layer."""
     last = self._segment.head is not None
-    scale = self._weights.top['final_norm'] if last else self._p['attn_norm']
-    x, h = kernel_experts.combine(self._config, rows, y, state.partial, scale)
+    scale, layer = self._p['attn_norm'], self._layer
+    if last:
+      scale = self._weights.top['final_norm'][None]
+      layer = layer._replace(ahead=0, layers=1)
+    x, h = kernel_experts.combine(
+      self._config, rows, y, state.partial, scale, layer
+    )
     rows = rows._replace(x=x, h=h)
     return self._draw(state, rows) if last else (state, rows, None)
 
   def _draw(
     self, state: steps.State, rows: kernel_rows.Rows
   ) -> tuple[steps.State, kernel_rows.Rows, kernel_router.Drawn]:
+    """The first layer is come to, whatever the launch began with."""
     config, nobody = self._config, state.x.shape[0]
     mine = state.registers.at[rows.numbers].get(mode='clip')
     new, registers, token, sound = steps.next_token(
-      config, self._weights, rows.x, mine, drawn=self._segment.drawn
+      config, self._weights.top, rows.x, mine, drawn=self._segment.drawn
     )
     going = rows.go > 0
     x = steps.where(going, new, rows.x)
@@ -183,7 +205,7 @@ class _Way:
     kept = state.registers.at[numbers].set(registers, mode='drop')
     positions = registers[:, steps.POSITION]
     cos, sin = rope.turn(config.rope, config.head_dim, positions)
-    h = norm.rms_norm(x, self._p['attn_norm'], config.norm_eps)
+    h = norm.rms_norm(x, self._p['attn_norm'][0], config.norm_eps)
     rows = rows._replace(x=x, h=h, positions=positions, cos=cos, sin=sin)
     drawn = kernel_router.Drawn(token, sound.astype(jnp.int32))
     return state.replace(registers=kept), rows, drawn

@@ -65,9 +65,11 @@ class Launches:
     self._home = jax.sharding.SingleDeviceSharding(device)
     # Committed arrays: what a program returns is committed too, and a program
     # that gets both kinds is compiled twice.
+    make = kv_cache.stacked if programs.kernels else kv_cache.init
+    self._caches: Any
     self._caches, self._state = jax.device_put(
       (
-        list(kv_cache.init(model, rows, context, dtype)),
+        make(model, rows, context, dtype),
         _empty_state(model, rows, dtype),
       ),
       self._home,
@@ -122,11 +124,11 @@ class Launches:
         self._warm_draws(pool)
     stage = self.programs.enter
     program = self.programs.get('enter', stage.segment)
-    caches = self._caches_of(stage)
+    caches = self._caches_of(stage.order)
     self._state, caches, answer = program(
       stage.weights, caches, self._state, array
     )
-    self._keep(stage, caches)
+    self._keep(stage.order, caches)
     return answer
 
   def _decode(
@@ -136,8 +138,9 @@ class Launches:
     assert batch.tables is not None, 'no expert can be read'
     count, crossed = len(batch.rows), len(batch.tables)
     group = self._buckets[count]
-    (flags, rows, tables), array = self._controls.take('decode', group, crossed)
-    flags[0] = batch.together
+    parts, array = self._controls.take('decode', group, crossed)
+    together, first, rows, tables = parts
+    together[0], first[0] = batch.together, batch.layer
     rows[:count], rows[count:] = batch.rows, self._nobody
     tables[:] = batch.tables
     if not batch.finish:
@@ -148,12 +151,11 @@ class Launches:
       return answer, ()
     drawn = any([self._draws[row] for row in batch.rows])
     stage = self.programs.launcher(batch.layer, crossed, group, drawn)
-    caches = [self._caches[i] for i in stage.order]
+    caches = self._caches_of(stage.order)
     self._state, caches, answer = stage.program(
       stage.weights, pool, caches, self._state, array
     )
-    for i, cache in zip(stage.order, caches, strict=True):
-      self._caches[i] = cache
+    self._keep(stage.order, caches)
     return answer, stage.gates
 
   def _prefill_begin(self, chunk: protocols.Chunk) -> jax.Array:
@@ -168,16 +170,17 @@ class Launches:
       positions[i, : len(ids)] = range(start, start + len(ids))
     stage = self.programs.entry
     program = self.programs.get('prefill_begin', stage.segment, (b, t))
-    caches = self._caches_of(stage)
+    caches = self._caches_of(stage.order)
     self._prompt, caches, answer = program(stage.weights, caches, array)
-    self._keep(stage, caches)
+    self._keep(stage.order, caches)
     return answer
 
   def _prefill(self, batch: protocols.Batch, pool: experts.Pool) -> jax.Array:
     assert self._prompt is not None, 'no chunk has begun'
     tokens = self._prompt.weights.shape[0]
-    (count, distinct, slots), array = self._controls.take('prefill', tokens)
-    count[0] = len(batch.distinct)
+    parts, array = self._controls.take('prefill', tokens)
+    count, layer, distinct, slots = parts
+    count[0], layer[0] = len(batch.distinct), batch.layer
     distinct[: count[0]], distinct[count[0] :] = batch.distinct, -1
     slots[: len(batch.slots)] = batch.slots or -1
     slots[len(batch.slots) :] = -1
@@ -190,18 +193,23 @@ class Launches:
     stage = self.programs.prefill[batch.layer]
     assert stage is not None, 'nothing lies behind these experts'
     program = self.programs.get('prefill', stage.segment)
-    caches = self._caches_of(stage)
+    caches = self._caches_of(stage.order)
     self._prompt, caches, answer = program(
       stage.weights, pool, caches, self._prompt, array
     )
-    self._keep(stage, caches)
+    self._keep(stage.order, caches)
     return answer
 
-  def _caches_of(self, stage: programs_lib.Stage) -> Any:
-    return tuple(self._caches[layer] for layer in stage.order)
+  def _caches_of(self, order: Sequence[int]) -> Any:
+    if self.programs.kernels:
+      return self._caches  # All layers' in one.
+    return tuple([self._caches[layer] for layer in order])
 
-  def _keep(self, stage: programs_lib.Stage, caches: Any) -> None:
-    for layer, cache in zip(stage.order, caches, strict=True):
+  def _keep(self, order: Sequence[int], caches: Any) -> None:
+    if self.programs.kernels:
+      self._caches = caches
+      return
+    for layer, cache in zip(order, caches, strict=True):
       self._caches[layer] = cache
 
   def _warm_draws(self, pool: experts.Pool) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bevy_jax import fused, prompt_steps, segments, steps
+from bevy_jax import fused, prompt_steps, segments, stacked, steps
 from bevy_jax import hops as hops_lib
 from bevy_jax.layers import config as model_config
 
@@ -28,12 +28,12 @@ class Stage(NamedTuple):
   Attributes:
     segment: its static shape.
     order: the layer numbers behind its experts; their caches are written.
-    weights: what it multiplies with.
+    weights: what it multiplies with; of all layers where they are stacked.
   """
 
   segment: segments.Segment
   order: tuple[int, ...]
-  weights: segments.Weights
+  weights: segments.Weights | stacked.Weights
 
 
 class Launcher(NamedTuple):
@@ -41,8 +41,8 @@ class Launcher(NamedTuple):
 
   Attributes:
     program: the jitted `steps.decode` of its hops.
-    weights: of each hop, as a flat tuple: taking dicts apart at every call
-      costs the host as much as the rest of it.
+    weights: of each hop, or of all layers, as a flat tuple: taking dicts
+      apart at every call costs the host as much as the rest of it.
     order: the layer numbers whose caches are written, hop by hop.
     gates: how many MoE layers each hop guesses.
   """
@@ -83,7 +83,7 @@ class Programs:
 
     Args:
       model: whose.
-      params: its shared weights, laid out for `kernels` where they are on.
+      params: its shared weights, `stacked` where `kernels` are on.
       rows: R.
       strict: one bucket.
       device: where.
@@ -119,6 +119,12 @@ class Programs:
       self._stage(i, found, depth)
       for i, found in enumerate(segments.segments(model))
     ]
+    if self.kernels:
+      # They differ in their windows alone, and kernels look these up.
+      self.decode = [
+        stage._replace(segment=dataclasses.replace(stage.segment, windows=()))
+        for stage in self.decode
+      ]
     self._launchers: dict[tuple[int, int, int, bool], Launcher] = {}
 
   def launcher(
@@ -145,7 +151,11 @@ class Programs:
       )
       for stage in stages
     )
-    weights, tree = jax.tree.flatten(tuple(stage.weights for stage in stages))
+    given: Any = tuple(stage.weights for stage in stages)
+    if self.kernels:
+      # Of the hops that need more than the layers, all need the same.
+      given = max(given, key=lambda weights: len(weights.top))
+    weights, tree = jax.tree.flatten(given)
     return Launcher(
       self.get('decode', shapes, group, tree),
       tuple(weights),
@@ -158,7 +168,9 @@ class Programs:
     return [(layer + i) % layers for i in range(hops)]
 
   def mlp(self, layer: int) -> dict[str, Any]:
-    """The feed-forward half's shared weights of an MoE layer."""
+    """The feed-forward half's shared weights of an MoE layer, or of all."""
+    if self.kernels:
+      return {'mlp_norm': self._params['layers']['mlp_norm']}
     p = self._params['layers'][self._model.moe_ids[layer]]
     return {k: p[k] for k in p if k == 'mlp_norm' or k.startswith('shared')}
 
@@ -217,10 +229,13 @@ class Programs:
       names = ('embed',)
     elif segment.head is None:
       names = ()
+    top = {k: self._params[k] for k in names if k in self._params}
+    if self.kernels:
+      return Stage(segment, order, stacked.Weights(layers, top))
     weights = segments.Weights(
       mlp=self.mlp(layer) if layer >= 0 else {},
       layers=tuple(layers[i] for i in order),
-      top={k: self._params[k] for k in names if k in self._params},
+      top=top,
       gates=tuple(
         {k: layers[model.moe_ids[i]][k] for k in ('mlp_norm', 'router')}
         for i in gates
@@ -230,8 +245,8 @@ class Programs:
 
   def _jit(self, kind: str, static: tuple[Any, ...]) -> Any:
     module: Any = prompt_steps if kind.startswith('prefill') else steps
-    if self.kernels and kind in ('decode', 'wave'):
-      module = fused
+    if self.kernels:
+      module = fused if kind in ('decode', 'wave') else stacked
     function = getattr(module, kind)
 
     @functools.wraps(function)

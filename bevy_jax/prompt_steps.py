@@ -10,6 +10,8 @@ from bevy_jax import segments, steps
 from bevy_jax.layers import block, embed, experts, kv_cache, router
 from bevy_jax.layers import config as config_lib
 
+LAYER = 1  # In the control vector of `prefill`: that of its experts.
+
 
 class Prompt(flax.struct.PyTreeNode):
   """What the device keeps of a prompt chunk between its launches.
@@ -130,9 +132,9 @@ def _prompt_work(
 def control_parts(
   config: config_lib.ModelConfig, tokens: int
 ) -> list[tuple[int, ...]]:
-  """Shapes in a control vector: count, distinct slots, slots."""
+  """Shapes in a control vector: count, layer, distinct slots, slots."""
   distinct = steps.distinct_limit(config, tokens)
-  return [(1,), (distinct,), (tokens, config.top_k)]
+  return [(1,), (1,), (distinct,), (tokens, config.top_k)]
 
 
 def work(
@@ -140,5 +142,6 @@ def work(
 ) -> block.Work:
   """The expert work of a control vector."""
   m = steps.distinct_limit(config, tokens)
-  slots = control[1 + m :].reshape(tokens, config.top_k)
-  return block.Work(slots, control[1 : 1 + m], steps.reads(control[0], m))
+  distinct, slots = control[2 : 2 + m], control[2 + m :]
+  slots = slots.reshape(tokens, config.top_k)
+  return block.Work(slots, distinct, steps.reads(control[0], m))

@@ -28,7 +28,8 @@ from bevy_jax.layers import config as config_lib
 # Columns of the int32 registers of a row; floats are kept as their bits.
 TOKEN, POSITION, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED = range(7)
 REGISTERS = 7
-ROWS_START = 1  # Of the row numbers in a decode launch's control vector.
+# In a decode launch's control vector.
+TOGETHER, LAYER, ROWS_START = range(3)
 
 
 class State(flax.struct.PyTreeNode):
@@ -182,7 +183,7 @@ def _advance(
   for i, moe in enumerate(segment.moe):
     if segment.head == i:
       x, registers, token, sound = next_token(
-        config, weights, x, registers, drawn=segment.drawn
+        config, weights.top, x, registers, drawn=segment.drawn
       )
     positions = registers[:, POSITION, None]
     window, p = segment.windows[i], weights.layers[i]
@@ -247,7 +248,7 @@ def guesses(
 
 def next_token(
   config: config_lib.ModelConfig,
-  weights: segments.Weights,
+  top: dict[str, Any],
   x: jax.Array,
   registers: jax.Array,
   *,
@@ -258,7 +259,7 @@ def next_token(
   Where it is known that nobody draws, the likeliest token is all.
   """
   with jax.named_scope('head'):
-    logits = embed.logits(config, weights.top, x)
+    logits = embed.logits(config, top, x)
     sound = jnp.all(jnp.isfinite(logits), axis=-1)
     if drawn:
       token = sampling.sample(
@@ -269,7 +270,7 @@ def next_token(
   registers = registers.at[:, TOKEN].set(token)
   registers = registers.at[:, POSITION].add(1)
   return (
-    embed.embed(weights.top, token).astype(x.dtype),
+    embed.embed(top, token).astype(x.dtype),
     registers,
     token,
     sound,
@@ -306,8 +307,8 @@ class Asked(NamedTuple):
 def control_parts(
   config: config_lib.ModelConfig, group: int, hops: int
 ) -> list[tuple[int, ...]]:
-  """Shapes in a control vector: `together`, rows, tables."""
-  return [(1,), (group,), (hops, config.num_experts)]
+  """Shapes in a control vector: `together`, first layer, rows, tables."""
+  return [(1,), (1,), (group,), (hops, config.num_experts)]
 
 
 def read_control(
@@ -316,7 +317,7 @@ def read_control(
   """Takes a vector of `control_parts` apart."""
   first = table_start(config, group, 0)
   tables = control[first:].reshape(hops, config.num_experts)
-  return Asked(control[ROWS_START:first], tables, control[0] > 0)
+  return Asked(control[ROWS_START:first], tables, control[TOGETHER] > 0)
 
 
 def table_start(config: config_lib.ModelConfig, group: int, hop: int) -> int:

@@ -123,7 +123,7 @@ class _Probe:
     )
     self.kernels = kernels.chosen(point.kernels, config, dtype, form)
     if self.kernels:
-      shared = params.laid_out(shared)
+      shared = params.stacked(shared)
     device = jax.devices()[0]
     home = jax.sharding.SingleDeviceSharding(device)
     pairs = config.num_layers * config.num_experts

@@ -6,7 +6,7 @@ and walks over the row's own positions: what lies behind them costs nothing.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,37 +20,37 @@ from bevy_jax.layers import kernel_rows, kv_cache
 ATTEND = 64, 4, 3  # Positions of a step, warps, stages.
 _LEAST = 16  # Of anything that a product sums over.
 _HALVES = np.int32(0), np.int32(1)  # Of a head: what is rotated together.
+_FIRST = np.int32(0)
 _Halves = tuple[jax.Array, jax.Array]
+# Layer, row, head and position in the caches.
+_Place = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def attend(
   config: config_lib.ModelConfig,
   p: dict[str, Any],
-  cache: kv_cache.LayerCache,
-  window: int,
+  layer: kernel_rows.Layer,
+  caches: kv_cache.LayerCache,
   qkv_NxA: jax.Array,
   rows: kernel_rows.Rows,
 ) -> tuple[jax.Array, kv_cache.LayerCache]:
-  """Mixed values `[N, H * dh]` and the cache with each row's new position.
+  """Mixed values `[N, H * dh]` and the caches with each row's new position.
 
   For a row that does not go on nothing is read or written; its values are 0.
 
   Args:
     config: the model.
-    p: the layer's weights; only norms of queries and keys are used.
-    cache: of the layer.
-    window: the last positions that a query sees; 0 for all.
+    p: weights of all layers; only norms of queries and keys are used.
+    layer: whose.
+    caches: of all layers, `[L, R, K, C, dh]`.
     qkv_NxA: from `kernel_dense.project`.
-    rows: whose numbers are rows of the cache.
+    rows: whose numbers are rows of the caches.
   """
   n, half = qkv_NxA.shape[0], config.head_dim // 2
   all_heads = config.num_heads + 2 * config.num_kv_heads
-  walk = _Attend(config, window, qkv_NxA.dtype)
   norms = [p['q_norm'], p['k_norm']] if config.qk_norm else []
-  norms = [norm.reshape(*norm.shape[:-1], -1, 2, half) for norm in norms]
-  if config.qk_norm == 'head':
-    norms = [norm[0] for norm in norms]
-  keys = cache.k.reshape(*cache.k.shape[:3], 2, half)
+  norms = [norm.reshape(norm.shape[0], -1, 2, half) for norm in norms]
+  keys = caches.k.reshape(*caches.k.shape[:4], 2, half)
   operands = (
     qkv_NxA.reshape(n, all_heads, 2, half),
     qkv_NxA.reshape(n, all_heads, config.head_dim),
@@ -59,26 +59,35 @@ def attend(
     rows.go,
     rows.cos,
     rows.sin,
+    layer.control,
+    jnp.asarray([config.window(i) for i in range(layer.layers)], jnp.int32),
     keys,
-    cache.v,
+    caches.v,
     *norms,
   )
   k, v, mixed = kernels.call(
-    walk.kernel,
+    _Attend(config, layer, qkv_NxA.dtype).kernel,
     'attend',
     (n, config.num_kv_heads),
     (
       kernels.shape(keys.shape, keys.dtype),
-      kernels.shape(cache.v.shape, cache.v.dtype),
+      kernels.shape(caches.v.shape, caches.v.dtype),
       kernels.shape((n, config.num_heads, config.head_dim), qkv_NxA.dtype),
     ),
     operands,
     warps=ATTEND[1],
     stages=ATTEND[2],
-    aliases={7: 0, 8: 1},
+    aliases={9: 0, 10: 1},
   )
-  new = kv_cache.LayerCache(k.reshape(cache.k.shape), v)
+  new = kv_cache.LayerCache(k.reshape(caches.k.shape), v)
   return mixed.reshape(n, -1), new
+
+
+class _Norm(NamedTuple):
+  """Weights of a norm of heads: `[L, heads or 1, 2, dh / 2]`, and whose."""
+
+  every: Any
+  layer: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,33 +113,40 @@ class _Attend:
   """The kernel and what it is made of."""
 
   def __init__(
-    self, config: config_lib.ModelConfig, window: int, dtype: jnp.dtype
+    self,
+    config: config_lib.ModelConfig,
+    layer: kernel_rows.Layer,
+    dtype: jnp.dtype,
   ):
-    self._config, self._window, self._dtype = config, window, dtype
+    self._config, self._layer, self._dtype = config, layer, dtype
     self._share = config.num_heads // config.num_kv_heads
     self._lines = kernels.padded(self._share, kernels.LEAST_ROWS)
     self._half, self._width = config.head_dim // 2, config.head_dim
 
   def kernel(self, *refs: Any) -> None:
     """One row and head of keys; refs as `attend` gives them."""
-    split, made, numbers, positions, go, cos, sin, old_k, old_v, *rest = refs
-    norms, (k_out, v_out, out) = rest[:-3], rest[-3:]
+    split, made, numbers, positions, go, cos, sin, *rest = refs
+    control, windows, old_k, old_v = rest[:4]
+    norms, (k_out, v_out, out) = rest[4:-3], rest[-3:]
     c, i, head = self._config, pl.program_id(0), pl.program_id(1)
-    number, position = numbers[i], positions[i]
-    going = (go[i] != 0) & (number >= 0) & (number < old_k.shape[0])
-    going &= (position >= 0) & (position < old_k.shape[2])
-    place = jnp.clip(number, 0, old_k.shape[0] - 1), head, position
+    layer, number, position = self._layer.at(control), numbers[i], positions[i]
+    _, lines, _, context, _ = old_v.shape
+    going = (go[i] != 0) & (number >= 0) & (number < lines)
+    going &= (position >= 0) & (position < context)
+    place = layer, jnp.clip(number, 0, lines - 1), head, position
     some, narrow = kernels.whole(self._half, _LEAST)
     turn = [kernels.load(a.at[i, some], narrow)[None, :] for a in (cos, sin)]
     first = head * self._share, self._lines, self._share
     queries = _Heads(*first, 0, c.num_heads)
     one = _Heads(c.num_heads + head, 1, 1, c.num_heads, c.num_kv_heads)
-    q = self._finish(split, i, queries, norms[:1], turn)
-    k = self._finish(split, i, one, norms[1:], turn)
+    scales = [_Norm(norm, layer) for norm in norms]
+    q = self._finish(split, i, queries, scales[:1], turn)
+    k = self._finish(split, i, one, scales[1:], turn)
     value = c.num_heads + c.num_kv_heads + head
     k, v = self._sound(k, made, (i, value), old_k.dtype, old_v.dtype)
     self._write(k_out, v_out, place, k, v, going)
-    mixed = self._walk(old_k, old_v, place, going, q, k, v)
+    window = windows[layer]
+    mixed = self._walk(old_k, old_v, place, window, going, q, k, v)
     lanes, wide = kernels.whole(self._width, _LEAST)
     line = jnp.arange(self._lines, dtype=jnp.int32)
     mine = (line < self._share)[:, None] & wide[None, :]
@@ -142,7 +158,7 @@ class _Attend:
     split: Any,
     row: jax.Array,
     heads: _Heads,
-    norms: list[Any],
+    norms: list[_Norm],
     turn: list[jax.Array],
   ) -> _Halves:
     """Heads behind their norm and rotated, lower and upper half."""
@@ -170,7 +186,7 @@ class _Attend:
     split: Any,
     row: jax.Array,
     heads: _Heads,
-    norm: Any,
+    norm: _Norm,
     keep: jax.Array,
   ) -> list[jax.Array]:
     """The norm of queries or keys, over each head or over all of them."""
@@ -178,7 +194,10 @@ class _Attend:
     if self._config.qk_norm == 'head':
       squares = sum(jnp.sum(x * x, axis=1) for x in both) / self._width
       scales = [
-        kernels.load(norm.at[part, some], narrow)[None, :] for part in _HALVES
+        kernels.load(norm.every.at[norm.layer, _FIRST, part, some], narrow)[
+          None, :
+        ]
+        for part in _HALVES
       ]
     else:
       _, real = kernels.whole(heads.kind)
@@ -191,7 +210,8 @@ class _Attend:
       squares = jnp.broadcast_to(total, (heads.count,))
       there = pl.ds(heads.first - heads.start, heads.count)
       scales = [
-        kernels.load(norm.at[there, part, some], keep) for part in _HALVES
+        kernels.load(norm.every.at[norm.layer, there, part, some], keep)
+        for part in _HALVES
       ]
     factor = jax.lax.rsqrt(squares + self._config.norm_eps)[:, None]
     return [
@@ -223,25 +243,26 @@ class _Attend:
     self,
     k_out: Any,
     v_out: Any,
-    place: tuple[jax.Array, jax.Array, jax.Array],
+    place: _Place,
     k: _Halves,
     v: jax.Array,
     going: jax.Array,
   ) -> None:
-    row, head, position = place
+    layer, row, head, position = place
     some, narrow = kernels.whole(self._half, _LEAST)
     lanes, wide = kernels.whole(self._width, _LEAST)
     spot = pl.ds(position, 1)
     for part, half in zip(_HALVES, k, strict=True):
-      there = k_out.at[row, head, spot, part, some]
+      there = k_out.at[layer, row, head, spot, part, some]
       kernels.store(there, half, (narrow & going)[None, :])
-    kernels.store(v_out.at[row, head, position, lanes], v, wide & going)
+    kernels.store(v_out.at[layer, row, head, position, lanes], v, wide & going)
 
   def _walk(
     self,
     old_k: Any,
     old_v: Any,
-    place: tuple[jax.Array, jax.Array, jax.Array],
+    place: _Place,
+    window: jax.Array,
     going: jax.Array,
     q: _Halves,
     k: _Halves,
@@ -251,13 +272,11 @@ class _Attend:
 
     The new position comes first: its key and value are at hand.
     """
-    row, head, position = place
+    layer, row, head, position = place
     some, narrow = kernels.whole(self._half, _LEAST)
     lanes, wide = kernels.whole(self._width, _LEAST)
     scale, size = self._width**-0.5, ATTEND[0]
-    begin = jnp.int32(0)
-    if self._window:
-      begin = jnp.maximum(position - self._window + 1, 0)
+    begin = jnp.where(window > 0, jnp.maximum(position - window + 1, 0), 0)
 
     def step(j: jax.Array, carry: Any) -> Any:
       mixed, most, total = carry
@@ -266,14 +285,14 @@ class _Attend:
       at, known = pl.ds(j * size, size), seen[:, None] & narrow[None, :]
       scores = jnp.zeros((self._lines, size), jnp.float32)
       for part, half in zip(_HALVES, q, strict=True):
-        keys = kernels.load(old_k.at[row, head, at, part, some], known)
+        keys = kernels.load(old_k.at[layer, row, head, at, part, some], known)
         scores += kernels.dot_rows(half, keys.astype(self._dtype))
       scores = jnp.where(seen[None, :], scores * scale, -1e30)
       new_most = jnp.maximum(most, jnp.max(scores, axis=1))
       fade = jnp.exp(most - new_most)
       weights = jnp.exp(scores - new_most[:, None])
       both = seen[:, None] & wide[None, :]
-      values = kernels.load(old_v.at[row, head, at, lanes], both)
+      values = kernels.load(old_v.at[layer, row, head, at, lanes], both)
       more = kernels.dot_rows(weights.astype(values.dtype), values, first=True)
       mixed = mixed * fade[:, None] + more
       return mixed, new_most, total * fade + jnp.sum(weights, axis=1)

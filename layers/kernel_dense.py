@@ -1,7 +1,7 @@
 """Products with shared weights as GPU kernels.
 
-Their weights lie with what a product sums over last, as `merged` lays them,
-so that a program reads whole lines of memory.
+Their weights are those of all layers, `stacked`, and lie with what a product
+sums over last, so that a program reads whole lines of memory.
 """
 
 from typing import Any
@@ -19,7 +19,10 @@ OUTPUT = 16, 256, 4, 4
 
 
 def project(
-  config: config_lib.ModelConfig, p: dict[str, Any], rows: kernel_rows.Rows
+  config: config_lib.ModelConfig,
+  p: dict[str, Any],
+  layer: kernel_rows.Layer,
+  rows: kernel_rows.Rows,
 ) -> jax.Array:
   """Queries, keys and values side by side, `[N, A]`, A = (H + 2K) * dh.
 
@@ -27,19 +30,20 @@ def project(
   Where no row goes on nothing is read or written.
   """
   n, d = rows.h.shape
-  a = p['wqkv'].shape[0]
+  a = p['wqkv'].shape[1]
   width, db = kernels.block(a, PROJECT[0]), kernels.block(d, PROJECT[1])
   lines = kernels.padded(n, kernels.LEAST_ROWS)
   biases = [p['bqkv']] if config.qkv_bias else []
 
-  def kernel(go: Any, x: Any, weights: Any, *refs: Any) -> None:
+  def kernel(go: Any, x: Any, control: Any, weights: Any, *refs: Any) -> None:
     out, at = refs[-1], pl.ds(pl.program_id(0) * width, width)
+    own = layer.at(control)
 
     @pl.when(_anybody(go))
     def _() -> None:
-      made = _product(weights, at, x, lines, db).astype(out.dtype)
+      made = _product(weights, own, at, x, lines, db).astype(out.dtype)
       if biases:
-        made += kernels.load(refs[0].at[at])[None, :]
+        made += kernels.load(refs[0].at[own, at])[None, :]
       if config.clip_qkv is not None:
         made = jnp.clip(made, -config.clip_qkv, config.clip_qkv)
       kernels.store_rows(out, at, made)
@@ -49,7 +53,7 @@ def project(
     'project',
     (a // width,),
     kernels.shape((n, a), rows.h.dtype),
-    (rows.go, rows.h, p['wqkv'], *biases),
+    (rows.go, rows.h, layer.control, p['wqkv'], *biases),
     warps=PROJECT[2],
     stages=PROJECT[3],
   )
@@ -57,14 +61,14 @@ def project(
 
 
 def _product(
-  weights: Any, at: Any, rows: Any, lines: int, size: int
+  weights: Any, layer: Any, at: Any, rows: Any, lines: int, size: int
 ) -> jax.Array:
   """Some outputs of all rows, `[lines, outputs]`, `size` inputs a step."""
 
   def step(i: jax.Array, acc: jax.Array) -> jax.Array:
     inner = pl.ds(i * size, size)
     h = kernels.load_rows(rows, inner, lines, size)
-    return acc + kernels.dot(kernels.load(weights.at[at, inner]), h)
+    return acc + kernels.dot(kernels.load(weights.at[layer, at, inner]), h)
 
   start = jnp.zeros((lines, at.size), jnp.float32)
   out: jax.Array = jax.lax.fori_loop(0, rows.shape[1] // size, step, start)
@@ -81,6 +85,7 @@ def _anybody(go: Any) -> jax.Array:
 def output(
   config: config_lib.ModelConfig,
   p: dict[str, Any],
+  layer: kernel_rows.Layer,
   mixed_NxA: jax.Array,
   rows: kernel_rows.Rows,
 ) -> kernel_router.Parts:
@@ -96,19 +101,19 @@ def output(
   biases = [p['bo']] if config.out_bias else []
 
   def kernel(*refs: Any) -> None:
-    mixed, x, go, weights, norm, router, *rest = refs
+    mixed, x, go, control, weights, norm, router, *rest = refs
     out, logits, squares = rest[-3:]
-    part = pl.program_id(0)
+    part, own = pl.program_id(0), layer.at(control)
     at = pl.ds(part * width, width)
 
     @pl.when(_anybody(go))
     def _() -> None:
-      made = _product(weights, at, mixed, lines, ab).astype(out.dtype)
+      made = _product(weights, own, at, mixed, lines, ab).astype(out.dtype)
       if biases:
-        made += kernels.load(rest[0].at[at])[None, :]
+        made += kernels.load(rest[0].at[own, at])[None, :]
       new = _going(go, kernels.load_rows(x, at, lines, width), made)
       kernels.store_rows(out, at, new)
-      _add_part(part, at, new, norm, router, logits, squares)
+      _add_part(part, own, at, new, norm, router, logits, squares)
 
   made: tuple[jax.Array, jax.Array, jax.Array] = kernels.call(
     kernel,
@@ -123,6 +128,7 @@ def output(
       mixed_NxA,
       rows.x,
       rows.go,
+      layer.control,
       p['wo_t'],
       p['mlp_norm'],
       p['router'],
@@ -143,6 +149,7 @@ def _going(go: Any, old: jax.Array, more: jax.Array) -> jax.Array:
 
 def _add_part(
   part: jax.Array,
+  layer: jax.Array,
   at: Any,
   new: jax.Array,
   norm: Any,
@@ -157,9 +164,9 @@ def _add_part(
   wide = new.astype(jnp.float32)
   total = jnp.sum(wide * wide, axis=1)
   kernels.store(squares.at[part, pl.ds(0, lines)], total, real)
-  h = new * kernels.load(norm.at[at])[None, :].astype(new.dtype)
+  h = new * kernels.load(norm.at[layer, at])[None, :].astype(new.dtype)
   columns = jax.lax.broadcasted_iota(jnp.int32, (width, ep), 1) < e
-  w = kernels.load(router.at[at, pl.ds(0, ep)], columns)
+  w = kernels.load(router.at[layer, at, pl.ds(0, ep)], columns)
   each = kernels.dot(w.astype(h.dtype), h, first=True)
   there = logits.at[part, pl.ds(0, lines), pl.ds(0, ep)]
   kernels.store_block(there, each, n, e)

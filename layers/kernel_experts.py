@@ -134,7 +134,8 @@ def combine(
   rows: kernel_rows.Rows,
   y_NxTxD: jax.Array,
   partial_RxTxD: jax.Array,
-  norm_D: jax.Array,
+  norm_LxD: jax.Array,
+  layer: kernel_rows.Layer,
 ) -> tuple[jax.Array, jax.Array]:
   """The stream with the weighted sum of each row's choices added.
 
@@ -142,12 +143,12 @@ def combine(
   not go on keeps its stream.
 
   Returns:
-    The stream `[N, D]`, and the same behind the next norm.
+    The stream `[N, D]`, and the same behind the norm of `layer`.
   """
   n, t, d = y_NxTxD.shape
 
   def kernel(*refs: Any) -> None:
-    x, y, weights, slots, partial, numbers, go, norm, out, normed = refs
+    x, y, weights, slots, partial, numbers, go, norm, control, *outs = refs
     i, (at, real) = pl.program_id(0), kernels.whole(d)
     row = jnp.clip(numbers[i], 0, partial.shape[0] - 1)
     total = jnp.zeros(real.shape, jnp.float32)
@@ -158,10 +159,10 @@ def combine(
       total += weights[i, choice] * jnp.where(here, now, late)
     old = kernels.load(x.at[i, at], real)
     new = jnp.where(go[i] != 0, old + total.astype(old.dtype), old)
-    kernels.store(out.at[i, at], new, real)
-    scale = kernels.load(norm.at[at], real)
+    kernels.store(outs[0].at[i, at], new, real)
+    scale = kernels.load(norm.at[layer.at(control), at], real)
     h = kernels.normed(new, scale, d, config.norm_eps)
-    kernels.store(normed.at[i, at], h, real)
+    kernels.store(outs[1].at[i, at], h, real)
 
   same = kernels.shape((n, d), rows.x.dtype)
   out: tuple[jax.Array, jax.Array] = kernels.call(
@@ -171,7 +172,7 @@ def combine(
     (same, same),
     (
       rows.x, y_NxTxD, rows.weights, rows.slots, partial_RxTxD, rows.numbers,
-      rows.go, norm_D,
+      rows.go, norm_LxD, layer.control,
     ),
     warps=8,
   )  # fmt: skip

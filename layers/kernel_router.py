@@ -69,6 +69,7 @@ class Chosen(NamedTuple):
 def choose(
   config: config_lib.ModelConfig,
   p: dict[str, Any],
+  layer: kernel_rows.Layer,
   parts: Parts,
   rows: kernel_rows.Rows,
   drawn: Drawn | None,
@@ -77,8 +78,9 @@ def choose(
 ) -> Chosen:
   """As `router.choose`; a program a row; ties go to the lowest id.
 
-  The state's arrays are written in place, in the rows that came here. Where
-  the layer has recorded choices (`forced`) these are weighed instead.
+  `p` is of all layers, `table` of the one that the rows have come to. The
+  state's arrays are written in place, in the rows that came here. Where the
+  layer has recorded choices (`forced`) these are weighed instead.
   """
   n, t = rows.slots.shape
   given = (p['forced'],) if 'forced' in p else ()
@@ -92,7 +94,8 @@ def choose(
     here = (go[i] != 0) & (numbers[i] >= 0) & (numbers[i] < lines)
     row = jnp.clip(numbers[i], 0, lines - 1)
     factor, scores, sound = _scores(config, parted, squares, i)
-    chosen = _best(config, scores, record, seeds[i], positions[i])
+    own = layer.at(control)
+    chosen = _best(config, scores, record, own, seeds[i], positions[i])
     token = jnp.int32(-1)
     if told:
       token, whole = refs[first - 2][i], refs[first - 1][i]
@@ -106,7 +109,7 @@ def choose(
     wide = kernels.load(x.at[i, at], inside)
     kernels.store(kept_refs[0].at[row, at], wide, inside & here)
     h = (wide.astype(jnp.float32) * factor).astype(wide.dtype)
-    h *= kernels.load(norm.at[at], inside).astype(wide.dtype)
+    h *= kernels.load(norm.at[own, at], inside).astype(wide.dtype)
     kernels.store(normed.at[i, at], h, inside)
 
   held = kept[:3]
@@ -219,6 +222,7 @@ def _best(
   config: config_lib.ModelConfig,
   scores: jax.Array,
   record: Any,
+  layer: jax.Array,
   seed: jax.Array,
   position: jax.Array,
 ) -> list[tuple[jax.Array, jax.Array]]:
@@ -228,8 +232,8 @@ def _best(
   found = []
   for place in _typed(config.top_k):
     if record is not None:
-      requests, positions, _ = record.shape
-      there = seed % requests, position % positions, place
+      _, requests, positions, _ = record.shape
+      there = layer, seed % requests, position % positions, place
       expert = record[there].astype(jnp.int32)
       score = jnp.sum(jnp.where(lane == expert, scores, 0.0))
     else:

@@ -26,6 +26,28 @@ class Table(NamedTuple):
   start: int
 
 
+class Layer(NamedTuple):
+  """Which layer a kernel is for, among weights that are stacked.
+
+  Attributes:
+    control: int32 `[any]`, the control vector.
+    where: index of the number of the launch's first layer in it.
+    ahead: layers between that one and this one.
+    layers: of the model; behind the last one comes the first one.
+  """
+
+  control: jax.Array
+  where: int
+  ahead: int
+  layers: int
+
+  def at(self, control: Any) -> jax.Array:
+    """The layer's number; `control` is the vector or a ref of it."""
+    ahead, layers = np.int32(self.ahead), np.int32(self.layers)
+    out: jax.Array = jax.lax.rem(control[self.where] + ahead, layers)
+    return out
+
+
 class Rows(NamedTuple):
   """N rows of a launch at a layer whose experts come next.
 
@@ -72,9 +94,10 @@ class Kept(NamedTuple):
 
 def take(
   config: config_lib.ModelConfig,
-  norm_D: jax.Array,
+  norm_LxD: jax.Array,
   count: int,
   first: int,
+  layer: Layer,
   table: Table,
   kept: Kept,
   columns: tuple[int, int],
@@ -83,10 +106,11 @@ def take(
 
   Args:
     config: the model.
-    norm_D: weights of the experts' norm.
+    norm_LxD: weights of the experts' norms.
     count: N.
     first: index of the first row number in the control vector.
-    table: of the layer.
+    layer: that they are at.
+    table: of that layer.
     kept: all rows.
     columns: of the position and of the seed in the registers.
   """
@@ -112,7 +136,10 @@ def take(
     stream = kernels.load(x.at[row, at], inside)
     kernels.store(out_x.at[i, at], stream, inside)
     h = kernels.normed(
-      stream, kernels.load(norm.at[at], inside), d, config.norm_eps
+      stream,
+      kernels.load(norm.at[layer.at(control), at], inside),
+      d,
+      config.norm_eps,
     )
     kernels.store(out_h.at[i, at], h, inside)
     some, narrow = kernels.whole(half)
@@ -121,7 +148,7 @@ def take(
     kernels.store(turned[0].at[i, some], jnp.cos(theta) * stretch, narrow)
     kernels.store(turned[1].at[i, some], jnp.sin(theta) * stretch, narrow)
 
-  operands = (table.control, *kept, norm_D, jnp.asarray(angles))
+  operands = (table.control, *kept, norm_LxD, jnp.asarray(angles))
   made = kernels.call(
     kernel, 'take', (count,), _shapes(kept, count, t, half), operands, warps=8
   )

@@ -1,5 +1,6 @@
 """Where the GPU kernels serve a model, and where the plain form does."""
 
+import jax
 import jax.numpy as jnp
 
 from bevy_jax.layers import config as config_lib
@@ -56,9 +57,8 @@ def chosen(
       f'kernels is on, but {why}. Leave it at auto, which takes the plain form '
       'of such a model.'
     )
-  # 'auto' keeps to the plain form: the kernels as they stand have been seen to
-  # work in the interpreter alone, those before them on a GPU too.
-  return asked == 'on'
+  on_gpu = jax.default_backend() == 'gpu' and dtype == jnp.bfloat16
+  return asked == 'on' or (asked == 'auto' and on_gpu and not why)
 
 
 def slots_of(slots: int, block: int, form: quant.Format | None) -> int:

@@ -23,13 +23,23 @@ class LayerCache(NamedTuple):
 
 def init(
   config: config_lib.ModelConfig, rows: int, context: int, dtype: jnp.dtype
-) -> tuple[LayerCache, ...]:
+) -> list[LayerCache]:
   """An empty cache, one entry a layer."""
   shape = (rows, config.num_kv_heads, context, config.head_dim)
-  return tuple(
+  return [
     LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
     for _ in range(config.num_layers)
-  )
+  ]
+
+
+def stacked(
+  config: config_lib.ModelConfig, rows: int, context: int, dtype: jnp.dtype
+) -> LayerCache:
+  """The same as one entry, whose arrays begin with an axis of layers."""
+  shape = (
+    config.num_layers, rows, config.num_kv_heads, context, config.head_dim,
+  )  # fmt: skip
+  return LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 def nbytes(
@@ -40,7 +50,7 @@ def nbytes(
   return 2 * config.num_layers * rows * context * width
 
 
-def randomize(caches: list[Any], seed: int) -> list[Any]:
+def randomize(caches: Any, seed: int) -> Any:
   """Normal numbers at all positions of caches, which it gives up."""
   leaves, form = jax.tree.flatten(caches)
 
@@ -55,8 +65,7 @@ def randomize(caches: list[Any], seed: int) -> list[Any]:
   )
   keys = jax.random.split(jax.random.key(seed), len(leaves))
   new = [fill(*each) for each in zip(leaves, keys, strict=True)]
-  out: list[Any] = jax.tree.unflatten(form, new)
-  return out
+  return jax.tree.unflatten(form, new)
 
 
 def write(

@@ -116,10 +116,32 @@ def merged(layer: Params) -> Params:
   return out | {'wo_t': layer['wo'].T}
 
 
-def laid_out(params: Params) -> Params:
-  """Shared weights whose layers are all `merged`, one at a time."""
-  merge = jax.jit(merged)
-  return params | {'layers': [merge(layer) for layer in params['layers']]}
+def stacked(params: Params) -> Params:
+  """Shared weights whose layers are `merged` and lie in one array a kind.
+
+  `layers` is one dict then, and each of its leaves `[layers, ...]`: a launch
+  of any layer is given the same arrays. All layers must have the same leaves.
+  """
+  layers = params['layers']
+
+  def put(whole: Params, layer: Params, at: jax.Array) -> Params:
+    own = merged(layer)
+    return {k: whole[k].at[at].set(own[k]) for k in whole}
+
+  shapes = jax.eval_shape(merged, layers[0])
+  whole = {
+    k: jnp.zeros((len(layers), *v.shape), v.dtype) for k, v in shapes.items()
+  }
+  # One at a time and in place: there is never more than one layer twice.
+  write = jax.jit(put, donate_argnums=0)
+  for at, layer in enumerate(layers):
+    whole = write(whole, layer, jnp.int32(at))
+  return params | {'layers': whole}
+
+
+def layer_of(whole: Params, at: Any) -> Params:
+  """One layer of those that `stacked` has put together."""
+  return {k: v[at] for k, v in whole.items()}
 
 
 _MERGED = ('wq', 'wk', 'wv', 'bq', 'bk', 'bv', 'wo')

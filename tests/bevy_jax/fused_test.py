@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 from absl.testing import absltest, parameterized
 
-from bevy_jax import fused, segments, steps
+from bevy_jax import fused, segments, stacked, steps
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import kernel_call, kv_cache, params, quant
 
@@ -32,7 +32,7 @@ def _params(config: config_lib.ModelConfig, replayed: bool) -> params.Params:
     table = jnp.zeros((2, 8, config.num_layers, config.top_k), jnp.int16)
     layers = [p | {'forced': table[:, :, 0]} for p in made['layers']]
     made = made | {'layers': layers}
-  return made | {'layers': [params.merged(p) for p in made['layers']]}
+  return params.stacked(made)
 
 
 def _pool(config: config_lib.ModelConfig, form: str):
@@ -60,26 +60,22 @@ class LowerTest(parameterized.TestCase):
       partial=_shape(_ROWS, 2, config.model_dim, kind=jnp.float32),
       registers=_shape(_ROWS, steps.REGISTERS, kind=jnp.int32),
     )
-    cache = kv_cache.LayerCache(
-      *[_shape(_ROWS, config.num_kv_heads, 64, config.head_dim)] * 2
-    )
+    size = config.num_layers, _ROWS, config.num_kv_heads, 64, config.head_dim
+    caches = kv_cache.LayerCache(*[_shape(*size)] * 2)
     last = config.num_layers - 1
     for hops in ([0], [last], [last, 0]):
-      shapes, weights = [], []
-      for layer in hops:
-        segment, order = segments.segments(config)[layer]
-        shapes.append(dataclasses.replace(segment, drawn=False))
-        mlp = {'mlp_norm': made['layers'][layer]['mlp_norm']}
-        top = {k: made[k] for k in ('embed', 'final_norm')}
-        own = tuple(made['layers'][i] for i in order)
-        weights.append(segments.Weights(mlp, own, top))
-      control = _shape(1 + _ROWS + len(hops) * 8, kind=jnp.int32)
+      shapes = [
+        dataclasses.replace(segments.segments(config)[layer][0], drawn=False)
+        for layer in hops
+      ]
+      top = {k: made[k] for k in ('embed', 'final_norm')}
+      weights = stacked.Weights(made['layers'], top)
+      control = _shape(2 + _ROWS + len(hops) * 8, kind=jnp.int32)
       run = jax.jit(
         functools.partial(fused.decode, config, tuple(shapes), _ROWS)
       )
       arguments = (
-        tuple(weights), _pool(config, form), (cache,) * len(hops), state,
-        control,
+        weights, _pool(config, form), caches, state, control,
       )  # fmt: skip
       with mock.patch.object(kernel_call, 'interpreted', lambda: False):
         lowered = run.trace(*arguments).lower(lowering_platforms=('cuda',))

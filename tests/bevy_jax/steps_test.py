@@ -46,9 +46,11 @@ class SegmentsTest(absltest.TestCase):
 class ControlTest(absltest.TestCase):
   def test_a_vector_is_taken_apart(self):
     config = config_lib.tiny()  # top-2 of 8
-    self.assertEqual(steps.control_parts(config, 3, 2), [(1,), (3,), (2, 8)])
+    self.assertEqual(
+      steps.control_parts(config, 3, 2), [(1,), (1,), (3,), (2, 8)]
+    )
     tables = np.arange(16).reshape(2, 8) - 1
-    vector = [1, 4, 0, 7, *tables.ravel()]
+    vector = [1, 3, 4, 0, 7, *tables.ravel()]
     asked = steps.read_control(config, 3, 2, jnp.array(vector))
     np.testing.assert_array_equal(asked.rows, [4, 0, 7])
     np.testing.assert_array_equal(asked.tables, tables)
@@ -59,9 +61,9 @@ class ControlTest(absltest.TestCase):
     self.assertEqual(steps.distinct_limit(config, 3), 6)
     self.assertEqual(steps.distinct_limit(config, 30), 8)
     self.assertEqual(
-      prompt_steps.control_parts(config, 3), [(1,), (6,), (3, 2)]
+      prompt_steps.control_parts(config, 3), [(1,), (1,), (6,), (3, 2)]
     )
-    vector = [2, 5, 9, -1, -1, -1, -1, 5, 9, 9, -1, 5, 5]
+    vector = [2, 3, 5, 9, -1, -1, -1, -1, 5, 9, 9, -1, 5, 5]
     work = prompt_steps.work(config, 3, jnp.array(vector))
     np.testing.assert_array_equal(work.distinct, [5, 9, -1, -1, -1, -1])
     np.testing.assert_array_equal(work.slots, [[5, 9], [9, -1], [5, 5]])

@@ -1,5 +1,8 @@
 """Whom the GPU kernels serve, and how many slots they need."""
 
+from unittest import mock
+
+import jax
 import jax.numpy as jnp
 from absl.testing import absltest, parameterized
 
@@ -39,6 +42,12 @@ class UnfitTest(parameterized.TestCase):
     self.assertFalse(kernels.chosen('off', config, jnp.bfloat16, None))
     # In float32 they are not faster than the plain form is exact.
     self.assertFalse(kernels.chosen('auto', config, jnp.float32, None))
+
+  @parameterized.parameters(('cpu', False), ('gpu', True))
+  def test_auto_is_on_where_there_is_a_gpu(self, backend, wanted):
+    with mock.patch.object(jax, 'default_backend', lambda: backend):
+      got = kernels.chosen('auto', config_lib.tiny(), jnp.bfloat16, None)
+    self.assertEqual(got, wanted)
 
 
 class SlotsTest(parameterized.TestCase):

@@ -8,6 +8,7 @@ stream, ties to the highest id, a missing expert passed over, padding that
 reads a slot.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -41,6 +42,22 @@ _SLOTS = 10
 _jit = jax.jit
 if jax.default_backend() == 'cpu':
   _jit = functools.partial(jax.jit, compiler_options=_QUICK)
+
+
+def _stacked(one: Any) -> Any:
+  """A layer among others that nobody may touch."""
+  return jax.tree.map(lambda a: jnp.stack([_spoilt(a), a, _spoilt(a)]), one)
+
+
+def _spoilt(a: jax.Array) -> jax.Array:
+  if jnp.issubdtype(a.dtype, jnp.floating):
+    return jnp.full_like(a, jnp.nan)
+  return jnp.zeros_like(a)
+
+
+def _layer(control: jax.Array, where: int = 0) -> kernel_rows.Layer:
+  """The one in the middle, two behind the last one."""
+  return kernel_rows.Layer(control.at[where].set(2), where, 2, 3)
 
 
 def _error(got: Any, wanted: Any) -> float:
@@ -143,9 +160,15 @@ class CombineTest(absltest.TestCase):
       go=jnp.asarray(go, jnp.int32),
     )
     config = config_lib.tiny(model_dim=d)
-    got, normed = _jit(kernel_experts.combine, static_argnums=0)(
-      config, given, floats[1], jnp.asarray(partial, jnp.float32), scale
-    )
+
+    @_jit
+    def run(given, y, partial):
+      layer = _layer(jnp.zeros(2, jnp.int32))
+      return kernel_experts.combine(
+        config, given, y, partial, _stacked(scale), layer
+      )
+
+    got, normed = run(given, floats[1], jnp.asarray(partial, jnp.float32))
     np.testing.assert_allclose(
       normed, norm.rms_norm(got, scale, _EPS), rtol=1e-5
     )
@@ -229,19 +252,25 @@ class AttentionTest(parameterized.TestCase):
 
 
 def _attend(config, p, cache, window, x, rows, positions, go):
-  p = params.merged(p)
+  """The cache is one of three, and the others are left alone."""
+  p, every = _stacked(params.merged(p)), _stacked(cache)
+  config = dataclasses.replace(config, windows=(1, window, 1))
   given = _rows(len(go))._replace(x=x, go=jnp.asarray(go, jnp.int32))
 
   @_jit
-  def run(x, cache, rows, positions):
-    h = norm.rms_norm(x, p['attn_norm'], config.norm_eps)
-    made = kernel_dense.project(config, p, given._replace(h=h))
+  def run(x, caches, rows, positions):
+    layer = _layer(jnp.zeros(3, jnp.int32))
+    h = norm.rms_norm(x, p['attn_norm'][1], config.norm_eps)
+    made = kernel_dense.project(config, p, layer, given._replace(h=h))
     cos, sin = rope.turn(config.rope, config.head_dim, positions)
     mine = given._replace(numbers=rows, positions=positions, cos=cos, sin=sin)
-    mixed, new = kernel_attention.attend(config, p, cache, window, made, mine)
-    return kernel_dense.output(config, p, mixed, mine).x, new
+    mixed, new = kernel_attention.attend(config, p, layer, caches, made, mine)
+    return kernel_dense.output(config, p, layer, mixed, mine).x, new
 
-  return run(x, cache, jnp.asarray(rows), jnp.asarray(positions))
+  x, new = run(x, every, jnp.asarray(rows), jnp.asarray(positions))
+  for part in new:
+    assert np.isnan(np.asarray(part[::2])).all(), 'another layer was written'
+  return x, kv_cache.LayerCache(*(part[1] for part in new))
 
 
 class RouterTest(parameterized.TestCase):
@@ -321,7 +350,7 @@ def _rows(n: int) -> kernel_rows.Rows:
 
 def _route(config, p, x, table=None, go=None, seeds=None, positions=None):
   """Both kernels of the router, on rows to which attention adds nothing."""
-  p, n, t = params.merged(p), x.shape[0], config.top_k
+  p, n, t = _stacked(params.merged(p)), x.shape[0], config.top_k
   zero = np.zeros(n, np.int32)
   if table is None:
     table = np.arange(config.num_experts, dtype=np.int32)
@@ -337,7 +366,9 @@ def _route(config, p, x, table=None, go=None, seeds=None, positions=None):
   @_jit
   def run(rows, control):
     mixed = jnp.zeros((n, config.num_heads * config.head_dim))
-    parts = kernel_dense.output(config, p, mixed, rows)
+    layer = _layer(control, 1)
+    control = layer.control
+    parts = kernel_dense.output(config, p, layer, mixed, rows)
     kept = kernel_rows.Kept(
       jnp.full((n, config.model_dim), 5.0),
       jnp.full((n, t), 7),
@@ -345,7 +376,9 @@ def _route(config, p, x, table=None, go=None, seeds=None, positions=None):
       jnp.zeros((n, 7), jnp.int32),
     )
     where = kernel_rows.Table(control, 2)
-    return kernel_router.choose(config, p, parts, rows, None, where, kept)
+    return kernel_router.choose(
+      config, p, layer, parts, rows, None, where, kept
+    )
 
   return run(rows, jnp.concatenate([jnp.full(2, 99), jnp.asarray(table)]))
 
@@ -369,10 +402,11 @@ class TakeTest(absltest.TestCase):
     def run(control, x, ids, weights, registers):
       return kernel_rows.take(
         config,
-        scale,
+        _stacked(scale),
         3,
         1,
-        kernel_rows.Table(control, 4),
+        (layer := _layer(control)),
+        kernel_rows.Table(layer.control, 4),
         kernel_rows.Kept(x, ids, weights, registers),
         (1, 3),
       )
