@@ -112,7 +112,6 @@ def choose(
     h *= kernels.load(norm.at[own, at], inside).astype(wide.dtype)
     kernels.store(normed.at[i, at], h, inside)
 
-  held = kept[:3]
   made = kernels.call(
     kernel,
     'choose',
@@ -121,7 +120,7 @@ def choose(
     (
       parts.logits, parts.squares, parts.x, rows.numbers, rows.go,
       rows.positions, rows.seeds, table.control, p['mlp_norm'],
-      *given, *told, *held,
+      *given, *told, *kept[:3],
     ),
     warps=CHOOSE,
     aliases={first: 5, first + 1: 6, first + 2: 7},

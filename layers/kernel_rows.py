@@ -123,7 +123,7 @@ def take(
     control, x, ids, weights, registers, norm, turns, *outs = refs
     numbers, out_x, out_h, slots, scores, go, positions, seeds, *turned = outs
     i = pl.program_id(0)
-    number = control[first + i]
+    number, own = control[first + i], layer.at(control)
     real = (number >= 0) & (number < r)
     row = jnp.clip(number, 0, r - 1)
     numbers[i], go[i] = number, real.astype(jnp.int32)
@@ -136,10 +136,7 @@ def take(
     stream = kernels.load(x.at[row, at], inside)
     kernels.store(out_x.at[i, at], stream, inside)
     h = kernels.normed(
-      stream,
-      kernels.load(norm.at[layer.at(control), at], inside),
-      d,
-      config.norm_eps,
+      stream, kernels.load(norm.at[own, at], inside), d, config.norm_eps
     )
     kernels.store(out_h.at[i, at], h, inside)
     some, narrow = kernels.whole(half)
