@@ -127,8 +127,8 @@ class _Probe:
     device = jax.devices()[0]
     home = jax.sharding.SingleDeviceSharding(device)
     pairs = config.num_layers * config.num_experts
-    pool = _pool(config, form, pairs, self.kernels, dtype)
-    self._pool = jax.device_put(pool, home)
+    experts = pool(config, form, pairs, self.kernels, dtype)
+    self._pool = jax.device_put(experts, home)
     found = programs.Programs(
       config, jax.device_put(shared, home), point.rows, True, device,
       point.hops, self.kernels,
@@ -203,7 +203,7 @@ class _Probe:
     self._begin(batch).answer.block_until_ready()
 
 
-def _pool(
+def pool(
   config: model_config.ModelConfig,
   form: quant.Format | None,
   count: int,

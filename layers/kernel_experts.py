@@ -34,11 +34,13 @@ def apply(
     count: E, of them.
   """
   listed = kernel_packed.Listed(table, count)
-  kind = pool.layout.format.kind if isinstance(pool, quant.Packed) else 'float'
-  first, second = kernel_tiles.expert(kind, h_NxD.shape[0])
+  rows = h_NxD.shape[0]
   if isinstance(pool, quant.Packed):
+    how = pool.layout
+    first, second = kernel_tiles.expert(how.format.name, how.shape, rows)
     hidden = kernel_packed.gate_up(pool, h_NxD, slots_NxT, listed, first)
     return kernel_packed.down(pool, hidden, slots_NxT, listed, second)
+  first, second = kernel_tiles.expert('float', pool.shape[1:], rows)
   hidden = gate_up(pool, h_NxD, slots_NxT, listed, first)
   return down(pool, hidden, slots_NxT, listed, second)
 

@@ -1,4 +1,4 @@
-"""How the work of each expert kernel is cut: the best of sweeps on one H200."""
+"""How the work of each expert kernel is cut: what `tune_tiles` has found."""
 
 from typing import NamedTuple
 
@@ -19,22 +19,33 @@ class Tile(NamedTuple):
   stages: int
 
 
-def expert(kind: str, rows: int) -> tuple[Tile, Tile]:
+Pair = tuple[Tile, Tile]
+
+
+def expert(form: str, shape: tuple[int, int, int], rows: int) -> Pair:
   """Tiles of gate and up, and of the way down.
 
   Args:
-    kind: 'float', 'int8' or 'int4'.
-    rows: of the launch.
+    form: 'float', or the name of a `quant.Format`.
+    shape: of the expert, `(3, F, D)`.
+    rows: of the launch; it takes the tiles of the least number that was
+      measured and is no smaller, of the largest one where there is none.
+
+  Returns:
+    What was measured for this shape, or else what suits its kind.
   """
-  few = rows <= 2
-  return _EXPERT[kind, few]
+  found = _MEASURED.get((form, *shape[1:]), _DEFAULT[form.split(':')[0]])
+  return found[min((n for n in found if n >= rows), default=max(found))]
 
 
-_EXPERT = {
-  ('float', True): (Tile(64, 128, 4, 4), Tile(64, 256, 4, 3)),
-  ('float', False): (Tile(64, 128, 4, 3), Tile(64, 64, 4, 4)),
-  ('int8', True): (Tile(64, 128, 4, 3), Tile(128, 64, 4, 3)),
-  ('int8', False): (Tile(64, 128, 4, 3), Tile(128, 64, 4, 3)),
-  ('int4', True): (Tile(64, 128, 4, 3), Tile(128, 32, 4, 4)),
-  ('int4', False): (Tile(64, 128, 4, 3), Tile(128, 32, 4, 4)),
+# By kind, for shapes that nobody has measured: the best for most of them.
+_DEFAULT: dict[str, dict[int, Pair]] = {
+  'float': {
+    2: (Tile(64, 128, 4, 4), Tile(64, 256, 4, 3)),
+    64: (Tile(64, 128, 4, 3), Tile(64, 64, 4, 4)),
+  },
+  'int8': {64: (Tile(64, 128, 4, 3), Tile(128, 64, 4, 3))},
+  'int4': {64: (Tile(64, 128, 4, 3), Tile(128, 32, 4, 4))},
 }
+# By form and `F, D`: for rows up to so many, as `tune_tiles` prints it.
+_MEASURED: dict[tuple[str, int, int], dict[int, Pair]] = {}

@@ -1,0 +1,155 @@
+"""Which tiles serve an expert kernel best: measured one by one on a GPU."""
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bevy_jax import storage
+from bevy_jax.experiments import bench_models, launch_times
+from bevy_jax.layers import (
+  kernel_experts,
+  kernel_packed,
+  kernel_rows,
+  kernel_tiles,
+  quant,
+)
+
+# What each field of a tile may be, for gate and up as for the way down.
+_CHOICES = {
+  'outer': (32, 64, 128),
+  'inner': (32, 64, 128, 256),
+  'warps': (2, 4, 8),
+  'stages': (2, 3, 4, 5),
+}
+_LAYERS = 4  # Each call reads others of their experts than the one before.
+_TURNS = 12  # Calls of a program.
+_ROUNDS = 7  # Their median counts.
+_BETTER = 0.98  # Of the best time so far: less is noise.
+
+
+class Case(NamedTuple):
+  """What tiles are wanted for.
+
+  Attributes:
+    shape: of `bench_models.MODELS`.
+    form: what the experts are stored as.
+    rows: of a launch.
+  """
+
+  shape: str
+  form: str
+  rows: int
+
+
+class Found(NamedTuple):
+  """The best tile of one kernel, and what it takes.
+
+  Attributes:
+    tile: see `kernel_tiles`.
+    us: microseconds of a call.
+    before_us: with the tile that is taken now.
+  """
+
+  tile: kernel_tiles.Tile
+  us: float
+  before_us: float
+
+
+def search(
+  start: kernel_tiles.Tile, measure: Callable[[kernel_tiles.Tile], float]
+) -> Found:
+  """Changes one field at a time while that helps.
+
+  `measure` gives a tile's microseconds, infinity where it cannot run.
+  """
+  seen: dict[kernel_tiles.Tile, float] = {start: measure(start)}
+  best, field = start, ''
+  while True:
+    tried = [
+      tile for name, tile in _around(best) if name != field and tile not in seen
+    ]
+    for tile in tried:
+      seen[tile] = measure(tile)
+    found = min(seen, key=seen.__getitem__)
+    if seen[found] >= _BETTER * seen[best]:
+      return Found(best, seen[best], seen[start])
+    best = found
+
+
+def _around(
+  tile: kernel_tiles.Tile,
+) -> Iterator[tuple[str, kernel_tiles.Tile]]:
+  for name, values in _CHOICES.items():
+    at = values.index(getattr(tile, name))
+    for value in (*values[max(0, at - 1) : at], *values[at + 1 : at + 2]):
+      yield name, tile._replace(**{name: value})
+
+
+class Sweep:
+  """The two kernels of a case, on random experts of a few layers."""
+
+  def __init__(self, case: Case):
+    config = bench_models.MODELS[case.shape]
+    stored = storage.parse(case.form)
+    form = stored if isinstance(stored, quant.Format) else None
+    self.form = form.name if form else 'float'
+    self.shape, self.rows = config.expert_shape, case.rows
+    gpu = jax.default_backend() == 'gpu'
+    dtype = jnp.bfloat16 if gpu else jnp.float32
+    e, t = config.num_experts, config.top_k
+    data = launch_times.pool(config, form, _LAYERS * e, True, dtype)
+    self._pool: Any = data
+    if form:
+      self._pool = quant.Packed(data, quant.layout(form, self.shape))
+    rng = np.random.default_rng(0)
+    ids = np.stack([rng.permutation(e)[:t] for _ in range(case.rows)])
+    layers = np.arange(_LAYERS)[:, None, None] * e
+    self._slots = jnp.asarray(layers + ids, jnp.int32)
+    self._control = jnp.arange(_LAYERS * e, dtype=jnp.int32)
+    self._experts = e
+    x = rng.normal(size=(case.rows, config.model_dim))
+    self._h = jnp.asarray(x, dtype)
+    wide = rng.normal(size=(e, case.rows, config.expert_dim))
+    self._hidden = jnp.asarray(wide, dtype)
+
+  def best(self) -> tuple[Found, Found]:
+    """For gate and up, and for the way down."""
+    now = kernel_tiles.expert(self.form, self.shape, self.rows)
+    first = search(now[0], functools.partial(self.time, 0))
+    return first, search(now[1], functools.partial(self.time, 1))
+
+  def time(self, part: int, tile: kernel_tiles.Tile) -> float:
+    """Microseconds of a kernel; infinity where it cannot be compiled."""
+    module: Any = kernel_experts
+    if isinstance(self._pool, quant.Packed):
+      module = kernel_packed
+    kernel = module.down if part else module.gate_up
+    given = self._hidden if part else self._h
+
+    @jax.jit
+    def run(pool: Any, given: Any, slots: Any, control: Any) -> list[Any]:
+      out = []
+      for turn in range(_TURNS):
+        layer = turn % _LAYERS
+        table = kernel_rows.Table(control, layer * self._experts)
+        listed = kernel_packed.Listed(table, self._experts)
+        out.append(kernel(pool, given, slots[layer], listed, tile))
+      return out
+
+    arguments = self._pool, given, self._slots, self._control
+    try:
+      jax.block_until_ready(run(*arguments))
+    except jax.errors.JaxRuntimeError:
+      return float('inf')  # Too much shared memory, say.
+    spent = []
+    for _ in range(_ROUNDS):
+      begun = time.perf_counter()
+      jax.block_until_ready(run(*arguments))
+      spent.append(time.perf_counter() - begun)
+    return statistics.median(spent) / _TURNS * 1e6
