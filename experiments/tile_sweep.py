@@ -108,9 +108,11 @@ class Sweep:
     if form:
       self._pool = quant.Packed(data, quant.layout(form, self.shape))
     rng = np.random.default_rng(0)
-    ids = np.stack([rng.permutation(e)[:t] for _ in range(case.rows)])
-    layers = np.arange(_LAYERS)[:, None, None] * e
-    self._slots = jnp.asarray(layers + ids, jnp.int32)
+    # Other choices each turn: equal calls would be made once.
+    turns = range(_TURNS)
+    ids = [[rng.permutation(e)[:t] for _ in range(case.rows)] for _ in turns]
+    first = np.arange(_TURNS)[:, None, None] % _LAYERS * e
+    self._slots = jnp.asarray(first + np.array(ids), jnp.int32)
     self._control = jnp.arange(_LAYERS * e, dtype=jnp.int32)
     self._experts = e
     x = rng.normal(size=(case.rows, config.model_dim))
@@ -136,10 +138,11 @@ class Sweep:
     def run(pool: Any, given: Any, slots: Any, control: Any) -> list[Any]:
       out = []
       for turn in range(_TURNS):
-        layer = turn % _LAYERS
-        table = kernel_rows.Table(control, layer * self._experts)
-        listed = kernel_packed.Listed(table, self._experts)
-        out.append(kernel(pool, given, slots[layer], listed, tile))
+        start = turn % _LAYERS * self._experts
+        listed = kernel_packed.Listed(
+          kernel_rows.Table(control, start), self._experts
+        )
+        out.append(kernel(pool, given, slots[turn], listed, tile))
       return out
 
     arguments = self._pool, given, self._slots, self._control
