@@ -191,9 +191,13 @@ class DeviceExecutor:
     self._launches.programs.set_gates(depth)
     if depth not in self._warm_gates:
       self._warm_gates.add(depth)
-      for batch in padding.decode(
-        self._launches.programs, self._model, self.rows, self._room
-      ):
+      batches = list(
+        padding.decode(
+          self._launches.programs, self._model, self.rows, self._room
+        )
+      )
+      self._launches.compile(batches, self._experts())
+      for batch in batches:
         self._run_padding(batch)
 
   def fill_caches(self, seed: int) -> None:
@@ -267,9 +271,13 @@ class DeviceExecutor:
 
   def _warm_up(self) -> None:
     """Compiles every program by running it on padding alone."""
-    for batch in padding.batches(
-      self._launches.programs, self._model, self.rows, self._room
-    ):
+    batches = list(
+      padding.batches(
+        self._launches.programs, self._model, self.rows, self._room
+      )
+    )
+    self._launches.compile(batches, self._experts())
+    for batch in batches:
       self._run_padding(batch)
     # Direct copies write no slots; who leaves them for device_put compiles.
     if self.link.transfer == 'cuda':

@@ -1,6 +1,8 @@
 """The device's side of every kind of launch: what it begins and leaves."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +13,9 @@ from bevy_jax import control, padding, prompt_steps, protocols, steps
 from bevy_jax import programs as programs_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import experts, kv_cache
+
+
+_MANY_CORES = 4
 
 
 class Begun(NamedTuple):
@@ -25,6 +30,22 @@ class Begun(NamedTuple):
   answer: jax.Array
   rows: int
   gates: tuple[int, ...]
+
+
+class _Call(NamedTuple):
+  """A launch that is about to be begun.
+
+  Attributes:
+    program: the jitted function.
+    arguments: what it is given.
+    left: the attribute of `Launches` that its first result replaces.
+    order: the layers whose caches are its second one; None without.
+  """
+
+  program: Any
+  arguments: tuple[Any, ...]
+  left: str
+  order: Sequence[int] | None = None
 
 
 class Launches:
@@ -87,17 +108,35 @@ class Launches:
   def begin(self, batch: protocols.Batch, pool: experts.Pool) -> Begun:
     """Begins a launch that reads its experts from a pool."""
     if batch.kind == 'decode':
-      answer, gates = self._decode(batch, pool)
-      return Begun(answer, len(batch.rows), gates)
+      call, gates = self._decode(batch, pool)
+      return Begun(self._run(call), len(batch.rows), gates)
     if batch.kind == 'enter':
       gates = (self.programs.enter.segment.gates,)
-      answer = self._enter(batch.entries, pool)
+      answer = self._run(self._enter(batch.entries, pool))
       return Begun(answer, len(batch.entries), gates)
     if batch.chunk is not None:
-      answer = self._prefill_begin(batch.chunk)
+      call = self._prefill_begin(batch.chunk)
     else:
-      answer = self._prefill(batch, pool)
-    return Begun(answer, 0, (0,) if batch.finish else ())
+      call = self._prefill(batch, pool)
+    return Begun(self._run(call), 0, (0,) if batch.finish else ())
+
+  def compile(
+    self, batches: Iterable[protocols.Batch], pool: experts.Pool
+  ) -> None:
+    """Compiles what some decode launches run, several at a time.
+
+    Nothing is run: the first launch of each still prepares its program, but
+    does not wait for the compiler. Few cores are busy with one at a time.
+    """
+    if (os.cpu_count() or 1) < _MANY_CORES:
+      return
+    calls = [
+      self._decode(batch, pool)[0]
+      for batch in batches
+      if batch.kind == 'decode'
+    ]
+    with futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+      list(threads.map(_compile, calls))
 
   def fill_caches(self, seed: int) -> None:
     """Random keys and values at all positions: a context nobody computed."""
@@ -111,7 +150,7 @@ class Launches:
 
   def _enter(
     self, entries: Sequence[protocols.Entry], pool: experts.Pool
-  ) -> jax.Array:
+  ) -> _Call:
     group = self._buckets[len(entries)]
     (table,), array = self._controls.take('enter', group)
     table[:, 0] = self._nobody
@@ -125,16 +164,13 @@ class Launches:
     stage = self.programs.enter
     program = self.programs.get('enter', stage.segment)
     caches = self._caches_of(stage.order)
-    self._state, caches, answer = program(
-      stage.weights, caches, self._state, array
-    )
-    self._keep(stage.order, caches)
-    return answer
+    given = stage.weights, caches, self._state, array
+    return _Call(program, given, '_state', stage.order)
 
   def _decode(
     self, batch: protocols.Batch, pool: experts.Pool
-  ) -> tuple[jax.Array, tuple[int, ...]]:
-    """The answer that will come, and how many layers each hop guesses."""
+  ) -> tuple[_Call, tuple[int, ...]]:
+    """What to run, and how many layers each hop of its answer guesses."""
     assert batch.tables is not None, 'no expert can be read'
     count, crossed = len(batch.rows), len(batch.tables)
     group = self._buckets[count]
@@ -145,20 +181,15 @@ class Launches:
     tables[:] = batch.tables
     if not batch.finish:
       wave = self.programs.wave('wave', group)
-      self._state, answer = wave(
-        self.programs.mlp(batch.layer), pool, self._state, array
-      )
-      return answer, ()
+      given = self.programs.mlp(batch.layer), pool, self._state, array
+      return _Call(wave, given, '_state'), ()
     drawn = any([self._draws[row] for row in batch.rows])
     stage = self.programs.launcher(batch.layer, crossed, group, drawn)
     caches = self._caches_of(stage.order)
-    self._state, caches, answer = stage.program(
-      stage.weights, pool, caches, self._state, array
-    )
-    self._keep(stage.order, caches)
-    return answer, stage.gates
+    given = stage.weights, pool, caches, self._state, array
+    return _Call(stage.program, given, '_state', stage.order), stage.gates
 
-  def _prefill_begin(self, chunk: protocols.Chunk) -> jax.Array:
+  def _prefill_begin(self, chunk: protocols.Chunk) -> _Call:
     buckets, t = self.programs.prompt_buckets, self._chunk
     b = next(n for n in buckets if n >= len(chunk.rows))
     (rows, tokens, positions), array = self._controls.take('prompt', b)
@@ -170,12 +201,10 @@ class Launches:
       positions[i, : len(ids)] = range(start, start + len(ids))
     stage = self.programs.entry
     program = self.programs.get('prefill_begin', stage.segment, (b, t))
-    caches = self._caches_of(stage.order)
-    self._prompt, caches, answer = program(stage.weights, caches, array)
-    self._keep(stage.order, caches)
-    return answer
+    given = stage.weights, self._caches_of(stage.order), array
+    return _Call(program, given, '_prompt', stage.order)
 
-  def _prefill(self, batch: protocols.Batch, pool: experts.Pool) -> jax.Array:
+  def _prefill(self, batch: protocols.Batch, pool: experts.Pool) -> _Call:
     assert self._prompt is not None, 'no chunk has begun'
     tokens = self._prompt.weights.shape[0]
     parts, array = self._controls.take('prefill', tokens)
@@ -186,19 +215,23 @@ class Launches:
     slots[len(batch.slots) :] = -1
     if not batch.finish:
       wave = self.programs.wave('prefill_wave')
-      self._prompt, answer = wave(
-        self.programs.mlp(batch.layer), pool, self._prompt, array
-      )
-      return answer
+      given = self.programs.mlp(batch.layer), pool, self._prompt, array
+      return _Call(wave, given, '_prompt')
     stage = self.programs.prefill[batch.layer]
     assert stage is not None, 'nothing lies behind these experts'
     program = self.programs.get('prefill', stage.segment)
     caches = self._caches_of(stage.order)
-    self._prompt, caches, answer = program(
-      stage.weights, pool, caches, self._prompt, array
-    )
-    self._keep(stage.order, caches)
-    return answer
+    taken = stage.weights, pool, caches, self._prompt, array
+    return _Call(program, taken, '_prompt', stage.order)
+
+  def _run(self, call: _Call) -> jax.Array:
+    """Begins it and keeps what it leaves; its answer comes last."""
+    kept, *caches, answer = call.program(*call.arguments)
+    setattr(self, call.left, kept)
+    if call.order is not None:
+      self._keep(call.order, caches[0])
+    out: jax.Array = answer
+    return out
 
   def _caches_of(self, order: Sequence[int]) -> Any:
     if self.programs.kernels:
@@ -215,12 +248,21 @@ class Launches:
   def _warm_draws(self, pool: experts.Pool) -> None:
     """Compiles what rows that draw need, when the first of them enters."""
     self._draws[self._nobody] = True
-    for batch in padding.decode(
-      self.programs, self._model, self._nobody, self._room
-    ):
-      if batch.kind == 'decode' and batch.finish:
-        self._decode(batch, pool)[0].block_until_ready()
+    batches = [
+      batch
+      for batch in padding.decode(
+        self.programs, self._model, self._nobody, self._room
+      )
+      if batch.kind == 'decode' and batch.finish
+    ]
+    self.compile(batches, pool)
+    for batch in batches:
+      self._run(self._decode(batch, pool)[0]).block_until_ready()
     self._draws[self._nobody] = False
+
+
+def _compile(call: _Call) -> None:
+  call.program.lower(*call.arguments).compile()
 
 
 def _empty_state(

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pathlib
 from typing import Any
 from unittest import mock
@@ -237,6 +238,24 @@ class ProgramsTest(parameterized.TestCase):
     ]
     self.assertIn('decode', waves)
     self.assertEqual(executor.compilations(), before)
+
+
+class CompileTest(absltest.TestCase):
+  def test_many_cores_compile_nothing_twice(self):
+    """Seen to fail with programs made anew for the launches that warm up."""
+    seen: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+      lambda event, seconds, **kwargs: seen.append(event)
+    )
+    counts = []
+    for cores in (2, 8):
+      jax.clear_caches()
+      seen.clear()
+      with mock.patch.object(os, 'cpu_count', lambda cores=cores: cores):
+        _crossing().close()
+      counts.append(sum('to_mlir' in event for event in seen))
+    self.assertGreater(counts[0], 10)
+    self.assertEqual(*counts)
 
 
 class HopsTest(parameterized.TestCase):
