@@ -14,7 +14,6 @@ from bevy_jax import programs as programs_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import experts, kv_cache
 
-
 _MANY_CORES = 4
 
 

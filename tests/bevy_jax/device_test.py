@@ -247,15 +247,14 @@ class CompileTest(absltest.TestCase):
     jax.monitoring.register_event_duration_secs_listener(
       lambda event, seconds, **kwargs: seen.append(event)
     )
-    counts = []
-    for cores in (2, 8):
-      jax.clear_caches()
-      seen.clear()
-      with mock.patch.object(os, 'cpu_count', lambda cores=cores: cores):
-        _crossing().close()
-      counts.append(sum('to_mlir' in event for event in seen))
-    self.assertGreater(counts[0], 10)
-    self.assertEqual(*counts)
+    jax.clear_caches()
+    with mock.patch.object(os, 'cpu_count', lambda: 8):
+      executor = _crossing()
+    lowered = sum('to_mlir' in event for event in seen)
+    self.assertGreater(lowered, executor.compilations())
+    # Some are no launches; twice all of them would be far more.
+    self.assertLess(lowered, 2 * executor.compilations())
+    executor.close()
 
 
 class HopsTest(parameterized.TestCase):
