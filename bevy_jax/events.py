@@ -90,15 +90,24 @@ class Evicted(Event):
 
 @dataclasses.dataclass(slots=True)
 class HostTime:
-  """Nanoseconds of host time by section, in the order that events keep."""
+  """Nanoseconds of host time by section, in the order that events keep.
+
+  Attributes:
+    schedule: decisions.
+    launch: launches begun.
+    poll: what happened, as far as the next decision needs it.
+    load: loads begun, their victims chosen.
+    settle: what else answers mean, mostly behind the next launch.
+  """
 
   schedule: int = 0
   launch: int = 0
   poll: int = 0
   load: int = 0
+  settle: int = 0
 
   def __iter__(self) -> Iterator[int]:
-    return iter((self.schedule, self.launch, self.poll, self.load))
+    return iter((self.schedule, self.launch, self.poll, self.load, self.settle))
 
 
 @dataclasses.dataclass(slots=True)

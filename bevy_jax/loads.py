@@ -85,6 +85,25 @@ class Loads:
     self._pace.load_ended(event.time, event.key)
     self._log(events.LoadFailed(event.time, event.key, slot, event.reason))
 
+  def revealed(
+    self,
+    time: int,
+    layer: int,
+    group: Sequence[guesses_lib.Came],
+    given: Sequence[Sequence[Sequence[int]]],
+  ) -> None:
+    """A router has said what requests use; see `Guesses.reveal`."""
+    self.guesses.reveal(time, layer, group, given)
+    self.uses.reveal(layer, [c.row for c in group], [c.choices for c in group])
+    uses = [expert for came in group for expert in came.choices]
+    if uses:
+      self.uses.touch_all(layer, uses)
+
+  def missing(self, wants: Sequence[protocols.Want]) -> bool:
+    """Whether anything that is wanted is neither here nor on its way."""
+    resident, loading = self._table.resident, self._table.loading
+    return any([w & ~(resident[at] | loading[at]) for at, w in wants])
+
   def issue(
     self, wants: Sequence[protocols.Want], limit: int, cause: str
   ) -> None:
@@ -131,9 +150,8 @@ class Loads:
       free: whether loads are there at once, so that none delays another.
     """
     table, guesses = self._table, self.guesses
-    for layer, experts in wants:
-      if experts & ~table.resident[layer] & ~table.loading[layer]:
-        return
+    if self.missing(wants):
+      return
     if self.in_flight >= min(most, self._depth):
       return
     barred: npt.NDArray[np.float64] | None = None

@@ -1,17 +1,26 @@
 """Which expert lies in which slot, and who may not be disturbed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 
-def bits(bitmap: int) -> Iterator[int]:
-  """The numbers of a bitmap's set bits, ascending."""
-  while bitmap:
-    low = bitmap & -bitmap
-    yield low.bit_length() - 1
-    bitmap ^= low
+# Of each byte: its set bits, and -1 where it has none.
+_BITS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
+_UNSET = np.array(
+  [[-1 + (byte >> bit & 1) for bit in range(8)] for byte in range(256)],
+  np.int32,
+)
+
+
+def bits(bitmap: int, first: int = 0) -> list[int]:
+  """The numbers of a bitmap's set bits, ascending, counted from `first`."""
+  found: list[int] = []
+  for byte in bitmap.to_bytes((bitmap.bit_length() + 7) // 8, 'little'):
+    found += [first + bit for bit in _BITS[byte]]
+    first += 8
+  return found
 
 
 def split(slots: int, layers: int) -> tuple[int, ...]:
@@ -57,7 +66,7 @@ class SlotTable:
     self._awaited, self._kept = (0, 0), np.zeros(0, np.intp)
     # The last `within`: infinity but for one layer's own.
     self._apart, self._own = self.absent.copy(), slice(0)
-    self._holds: list[tuple[int, int]] = []
+    self._holds: dict[int, list[int]] = {}
     self._bytes = (experts + 7) // 8
 
   @property
@@ -125,16 +134,19 @@ class SlotTable:
   def hold(self, layer: int, experts: int) -> None:
     """Keeps resident experts, which a launch may read, from giving way."""
     assert experts & ~self.resident[layer] == 0, 'a launch misses an expert'
-    self._holds.append((layer, experts))
+    self._holds.setdefault(layer, []).append(experts)
     self.reading[layer] |= experts
 
   def release(self, layer: int, experts: int) -> None:
     """Undoes one `hold`."""
-    self._holds.remove((layer, experts))
-    self.reading[layer] = 0
-    for held, mask in self._holds:
-      if held == layer:
-        self.reading[layer] |= mask
+    held = self._holds[layer]
+    held.remove(experts)
+    reading = 0
+    for mask in held:
+      reading |= mask
+    self.reading[layer] = reading
+    if not held:
+      del self._holds[layer]
 
   def read(self, layer: int, experts: int) -> None:
     """Notes that a launch reads experts; `evict` tells of it."""
@@ -153,16 +165,10 @@ class SlotTable:
     if end > len(self.resident):
       found = np.concatenate([found, self.resident_slots[: hops - len(found)]])
     found = found.copy()
-    found[0][~self._mask(experts)] = -1
+    packed = list(experts.to_bytes(self._bytes, 'little'))
+    # -1 has all bits set: what is or-ed with it is -1 too.
+    found[0] |= _UNSET.take(packed, axis=0).ravel()[: self.experts]
     return found
-
-  def _mask(self, experts: int) -> npt.NDArray[np.bool_]:
-    """A layer's bitmap as one flag an expert."""
-    packed = experts.to_bytes(self._bytes, 'little')
-    flags = np.unpackbits(
-      np.frombuffer(packed, np.uint8), count=self.experts, bitorder='little'
-    )
-    return flags.view(np.bool_)
 
   def evictable(self, layer: int) -> int:
     """Bitmap of a layer's experts that `can_evict`."""
@@ -176,7 +182,7 @@ class SlotTable:
     That is what is resident, no launch in flight may read, and none of these
     (layer, bitmap) awaits.
     """
-    bitmaps = [*bitmaps, *self._holds]
+    bitmaps = [*bitmaps, *((i, self.reading[i]) for i in self._holds)]
     # One long integer and one unpacking, from the first layer of them on: a
     # walk over the bits of dozens of bitmaps costs more than all the rest of
     # a load.
@@ -226,8 +232,9 @@ class SlotTable:
       filled = owned[layer].bit_count()
       assert filled <= quota, f'layer {layer} exceeds its {quota}'
     held = [0] * layers
-    for layer, mask in self._holds:
-      held[layer] |= mask
+    for layer, masks in self._holds.items():
+      for mask in masks:
+        held[layer] |= mask
     here = 0
     for layer, reading in enumerate(self.reading):
       resident, loading = self.resident[layer], self.loading[layer]

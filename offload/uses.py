@@ -66,18 +66,20 @@ class Uses:
     self.weight[key] += self._worth * times
     self.layer = key // self.experts
 
-  def touch_all(self, layer: int, times: dict[int, int]) -> None:
-    """`touch` of some of a layer's experts, each so many times, ascending."""
-    experts = sorted(times)
-    if len(experts) < _MANY:
-      for expert in experts:
-        self.touch(layer * self.experts + expert, times[expert])
+  def touch_all(self, layer: int, uses: Sequence[int]) -> None:
+    """`touch` of a layer's experts, as often as each is named, ascending."""
+    first = layer * self.experts
+    if len(uses) < _MANY:
+      for expert in sorted(set(uses)):
+        self.touch(first + expert, uses.count(expert))
       return
-    keys = np.array(experts) + layer * self.experts
-    self.last[keys] = np.arange(self.tick + 1, self.tick + 1 + len(keys))
-    self.count[keys] += 1
-    self.weight[keys] += self._worth * np.array([times[e] for e in experts])
-    self.tick += len(keys)
+    times = np.bincount(uses, minlength=self.experts)
+    used = times.nonzero()[0]
+    own = slice(first, first + self.experts)
+    self.last[own][used] = np.arange(self.tick + 1, self.tick + 1 + len(used))
+    self.count[own] += times > 0
+    self.weight[own] += self._worth * times
+    self.tick += len(used)
     self.layer = layer
 
   def chance(self, key: int, top_k: int, streams: int) -> float:

@@ -52,7 +52,7 @@ class UsesTest(absltest.TestCase):
         uses.advance(9.0)
       for expert in sorted(times):
         one.touch(41 + expert, times[expert])
-      two.touch_all(1, times)
+      two.touch_all(1, [e for e, n in times.items() for _ in range(n)])
       for name in ('last', 'count', 'weight'):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
       self.assertEqual((one.tick, one.layer), (two.tick, two.layer))
