@@ -25,6 +25,8 @@ class _Note(NamedTuple):
     flight: the launch.
     ended: what it answered.
     starts: position and tokens of each row when it began.
+    came: for each hop, of who came to its router: index in the hop's answer
+      and place in the launch. Nobody who had ended before.
     crossed: how many layers each row has come further.
     over: why a row ended where it came to, by its place in the launch.
   """
@@ -33,6 +35,7 @@ class _Note(NamedTuple):
   flight: flights_lib.Flight
   ended: protocols.Ended
   starts: list[tuple[int, int]]
+  came: list[list[tuple[int, int]]]
   crossed: list[int]
   over: dict[int, str]
 
@@ -80,12 +83,15 @@ class Answers:
     group, hops, layers = flight.group, ended.hops, self._layers
     starts = [(p.position, len(p.generated)) for p in group]
     crossed, over = [0] * len(group), dict[int, str]()
-    note = _Note(len(self._log), flight, ended, starts, crossed, over)
+    note = _Note(len(self._log), flight, ended, starts, [], crossed, over)
     self._notes.append(note)
     index = [0] * len(group)  # Of each row in the hop that it came to last.
     read, head = 0, _head(flight, layers)
     for number, hop in enumerate(hops):
-      came = _came(hop, number, note)
+      came = list(enumerate(hop.places or range(len(group))))
+      if over:
+        came = [(i, place) for i, place in came if place not in over]
+      note.came.append(came)
       if number:
         before = hops[number - 1].choices
         read += len(set().union(*[before[index[place]] for _, place in came]))
@@ -175,12 +181,11 @@ class Answers:
     """Hop by hop, as if each had been a launch of its own."""
     flight, ended = note.flight, note.ended
     needs, read = [0] * len(flight.group), list[int]()
-    for number, hop in enumerate(ended.hops):
-      came = _came(hop, number, note)
+    for number, came in enumerate(note.came):
       if number:
         layer = (flight.layer + number) % self._layers
         read += self._flights.read(layer, [needs[place] for _, place in came])
-      self._tell_hop(note, number, came, needs)
+      self._tell_hop(note, number, needs)
     if flight.hops > 1:
       self._log.append(
         events.Crossed(
@@ -188,21 +193,16 @@ class Answers:
         )
       )
 
-  def _tell_hop(
-    self,
-    note: _Note,
-    number: int,
-    came: Sequence[tuple[int, int]],
-    needs: list[int],
-  ) -> None:
+  def _tell_hop(self, note: _Note, number: int, needs: list[int]) -> None:
     """What a router has said of the rows that came to it."""
     flight, time, hop = note.flight, note.ended.time, note.ended.hops[number]
     layer = (flight.layer + number + 1) % self._layers
     decoded, head = flight.kind == 'decode', _head(flight, self._layers)
+    behind, further = int(number >= head >= 0), (number + 1) * decoded
     resident, log = self._view.resident[layer], self._log.append
     stay: list[guesses_lib.Came] = []
     given: list[Sequence[Sequence[int]]] = []
-    for i, place in came:
+    for i, place in note.came[number]:
       p, (position, tokens) = flight.group[place], note.starts[place]
       if number == head and hop.sound[i]:
         log(events.Token(time, p.request.number, tokens, hop.tokens[i]))
@@ -218,35 +218,21 @@ class Answers:
         events.Routed(
           time,
           p.request.number,
-          tokens + (number >= head >= 0),
+          tokens + behind,
           layer,
           choices,
           (need & resident).bit_count(),
-          position + (number + 1) * decoded,
+          position + further,
         )
       )
       stay.append(guesses_lib.Came(p.request, p.row, choices, need))
-      given += hop.guesses[i : i + 1]
+      if hop.guesses:
+        given.append(hop.guesses[i])
     self._loads.revealed(time, layer, stay, given)
 
   def _count_token(self) -> None:
     self._tokens += 1
     self._loads.uses.advance(self._tokens / len(self._rows))
-
-
-def _came(
-  hop: protocols.Hop, number: int, note: _Note
-) -> Sequence[tuple[int, int]]:
-  """Index in a hop, and place in the launch, of who came and had not ended."""
-  came = enumerate(hop.places or range(len(note.crossed)))
-  if not note.over:
-    return list(came)
-  over, crossed = note.over, note.crossed
-  return [
-    (i, place)
-    for i, place in came
-    if place not in over or crossed[place] > number
-  ]
 
 
 def _head(flight: flights_lib.Flight, layers: int) -> int:

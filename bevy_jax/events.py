@@ -114,9 +114,10 @@ class HostTime:
 class LaunchBegun(Event):
   """A launch began; `host` is host time so far, by section, in ns.
 
-  The sections are those of `HostTime`; `experts` are the keys that it reads
-  at its first layer, `hops` the layers that it may cross: of those behind the
-  first it may read whatever is resident when it begins.
+  The sections are those of `HostTime`, the last may be left out. `experts` are
+  the keys that it reads at its first layer, `hops` the layers that it may
+  cross: of those behind the first it may read whatever is resident when it
+  begins.
   """
 
   launch: int

@@ -1,5 +1,6 @@
 """Which missing expert is loaded next, and which one makes room for it."""
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -94,10 +95,10 @@ class Loads:
   ) -> None:
     """A router has said what requests use; see `Guesses.reveal`."""
     self.guesses.reveal(time, layer, group, given)
-    self.uses.reveal(layer, [c.row for c in group], [c.choices for c in group])
-    uses = [expert for came in group for expert in came.choices]
-    if uses:
-      self.uses.touch_all(layer, uses)
+    choices = [came.choices for came in group]
+    self.uses.reveal(layer, [came.row for came in group], choices)
+    if choices:
+      self.uses.touch_all(layer, [*itertools.chain.from_iterable(choices)])
 
   def missing(self, wants: Sequence[protocols.Want]) -> bool:
     """Whether anything that is wanted is neither here nor on its way."""

@@ -147,7 +147,9 @@ class Pace:
     share = 1.0 / self._weight
     self.loads += (loads / hops - self.loads) * share
     self._apart += (waves - self._apart) * share
-    self._fit(sums[0] * share, sums[1] * share, sums[2] * share, sums[3] * share)
+    self._fit(
+      sums[0] * share, sums[1] * share, sums[2] * share, sums[3] * share
+    )
 
   def _fit(self, n: float, t: float, nn: float, nt: float) -> None:
     """A line through what was seen, neither part below 0."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-
 # Of each byte: its set bits, and -1 where it has none.
 _BITS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
 _UNSET = np.array(
