@@ -217,14 +217,13 @@ class Engine:
     idle = prefill is not None and (prefill.layer < 0 or prefill.in_flight)
     if self._loads.full or idle:
       return
-    begun = clock()
-    wants = self._scheduler.wants(self.view)
-    self._host.schedule += clock() - begun
-    asked = prefill is not None or self._loads.guesses.on
-    if not (asked or self._loads.missing(wants)):
+    if prefill is None and not self._loads.due(self.view.waiting):
       return
     self._answers.settle()  # Victims and guesses depend on what it tells.
+    begun = clock()
+    wants = self._scheduler.wants(self.view)
     wanted = clock()
+    self._host.schedule += wanted - begun
     if prefill is None:
       self._loads.issue(wants, len(wants), 'demand')
       if self._loads.guesses.on:

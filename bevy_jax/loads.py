@@ -9,6 +9,7 @@ import numpy.typing as npt
 from bevy_jax import events, protocols
 from bevy_jax import guesses as guesses_lib
 from bevy_jax import pace as pace_lib
+from bevy_jax import request as request_lib
 from bevy_jax.offload import prefetch, slot_table
 from bevy_jax.offload import uses as uses_lib
 
@@ -68,6 +69,8 @@ class Loads:
     What is chosen late is chosen well: no more are begun than keep the link
     busy.
     """
+    if not self.in_flight:
+      return False
     return self.in_flight >= min(self._depth, self._pace.depth)
 
   def landed(self, event: protocols.Landed) -> None:
@@ -100,10 +103,15 @@ class Loads:
     if choices:
       self.uses.touch_all(layer, [*itertools.chain.from_iterable(choices)])
 
-  def missing(self, wants: Sequence[protocols.Want]) -> bool:
-    """Whether anything that is wanted is neither here nor on its way."""
-    resident, loading = self._table.resident, self._table.loading
-    return any([w & ~(resident[at] | loading[at]) for at, w in wants])
+  def due(self, waiting: Sequence[request_lib.Progress]) -> bool:
+    """Whether there may be something to load for these, or to prefetch."""
+    if self.guesses.on and self.in_flight < min(PREFETCHED, self._depth):
+      return True
+    here, coming = self._table.resident, self._table.loading
+    for p in waiting:
+      if p.need & ~(here[p.layer] | coming[p.layer]):
+        return True
+    return False
 
   def issue(
     self, wants: Sequence[protocols.Want], limit: int, cause: str
@@ -151,8 +159,9 @@ class Loads:
       free: whether loads are there at once, so that none delays another.
     """
     table, guesses = self._table, self.guesses
-    if self.missing(wants):
-      return
+    for layer, experts in wants:
+      if experts & ~table.resident[layer] & ~table.loading[layer]:
+        return
     if self.in_flight >= min(most, self._depth):
       return
     barred: npt.NDArray[np.float64] | None = None
