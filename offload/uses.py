@@ -9,7 +9,7 @@ import numpy.typing as npt
 from bevy_jax.offload import estimate as estimate_lib
 
 _TICK = 2.0**-31  # A load as a fraction of a use.
-_MANY = 16  # From here on an array operation costs less than a loop.
+_MANY = 64  # From here on an array operation costs less than a loop.
 _HALF_LIFE = 16.0  # Tokens of a request's progress in which a count halves.
 
 
@@ -43,6 +43,9 @@ class Uses:
     self.loaded = np.zeros(keys)
     self.count = np.zeros(keys)
     self.weight = np.zeros(keys)
+    # The same memory, where one value is had in half the time.
+    arrays = self.last, self.count, self.weight
+    self._values = [memoryview(array) for array in arrays]
     self.layer = -1
     self.estimate = (
       estimate_lib.Estimate(layers, experts, streams) if estimate else None
@@ -68,19 +71,27 @@ class Uses:
 
   def touch_all(self, layer: int, uses: Sequence[int]) -> None:
     """`touch` of a layer's experts, as often as each is named, ascending."""
-    first = layer * self.experts
-    if len(uses) < _MANY:
-      for expert in sorted(set(uses)):
-        self.touch(first + expert, uses.count(expert))
-      return
-    times = np.bincount(uses, minlength=self.experts)
-    used = times.nonzero()[0]
-    own = slice(first, first + self.experts)
-    self.last[own][used] = np.arange(self.tick + 1, self.tick + 1 + len(used))
-    self.count[own] += times > 0
-    self.weight[own] += self._worth * times
-    self.tick += len(used)
+    first, tick, worth = layer * self.experts, self.tick, self._worth
     self.layer = layer
+    if len(uses) >= _MANY:
+      times = np.bincount(uses, minlength=self.experts)
+      used = times.nonzero()[0]
+      own = slice(first, first + self.experts)
+      self.last[own][used] = np.arange(tick + 1, tick + 1 + len(used))
+      self.count[own] += times > 0
+      self.weight[own] += worth * times
+      self.tick += len(used)
+      return
+    each: dict[int, int] = {}
+    for expert in uses:
+      each[expert] = each.get(expert, 0) + 1
+    last, count, weight = self._values
+    for expert in sorted(each):
+      key, tick = first + expert, tick + 1
+      last[key] = tick
+      count[key] += 1
+      weight[key] += worth * each[expert]
+    self.tick = tick
 
   def chance(self, key: int, top_k: int, streams: int) -> float:
     """How likely any of some streams uses a key in its next pass.

@@ -44,7 +44,7 @@ class UsesTest(absltest.TestCase):
     self.assertGreater(uses.count[1], uses.count[4])
 
   def test_many_at_once_are_touched_one_after_another(self):
-    for count in (3, 40):
+    for count in (3, 20, 40):
       times = {(7 * i) % 41: 1 + i % 3 for i in range(count)}
       one, two = uses_lib.Uses(2, 41), uses_lib.Uses(2, 41)
       for uses in (one, two):
