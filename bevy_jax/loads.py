@@ -108,10 +108,7 @@ class Loads:
     if self.guesses.on and self.in_flight < min(PREFETCHED, self._depth):
       return True
     here, coming = self._table.resident, self._table.loading
-    for p in waiting:
-      if p.need & ~(here[p.layer] | coming[p.layer]):
-        return True
-    return False
+    return any([p.need & ~(here[p.layer] | coming[p.layer]) for p in waiting])
 
   def issue(
     self, wants: Sequence[protocols.Want], limit: int, cause: str
@@ -123,17 +120,18 @@ class Loads:
     guess expects goes after what nobody wants, before what a want awaits.
     """
     table = self._table
-    barred: npt.NDArray[np.float64] | None = None
+    spared: Sequence[tuple[int, int]] | None = None
     for rank, (layer, experts) in enumerate(wants[:limit]):
       missing = experts & ~table.resident[layer] & ~table.loading[layer]
       for expert in slot_table.bits(missing):
         if self.full:
           return
         if not table.room(layer):
-          if barred is None:
+          if spared is None:
             kept = self.guesses.kept() if self.guesses.on else ()
-            barred = table.barring([*wants, *kept] if kept else wants)
-          if not self._make_room(wants, rank, barred):
+            spared = [*wants, *kept] if kept else wants
+            table.barring(spared)
+          if not self._make_room(wants, rank, spared):
             if not table.quota:
               return  # Who comes later may take no more than this one.
             break  # Another layer's slots are another matter.
@@ -187,7 +185,6 @@ class Loads:
           continue
         if guesses.guarded and self._warmth(victim) >= chance:
           continue
-        barred[victim] = np.inf
         del coldest[part]
         self._evict(victim)
       self._begin(key, 'prefetch')
@@ -224,22 +221,28 @@ class Loads:
     self,
     wants: Sequence[protocols.Want],
     rank: int,
-    barred: npt.NDArray[np.float64],
+    spared: Sequence[tuple[int, int]],
   ) -> bool:
-    """Frees a slot for the want at `rank`; False where it must wait."""
-    layer = wants[rank].layer
-    within = self._table.within(layer, barred)
+    """Frees a slot for the want at `rank`; False where it must wait.
+
+    `spared` is what goes last of all but the wants, and the wants; the table
+    bars it.
+    """
+    table, layer = self._table, wants[rank].layer
+    within = table.within(layer, table.barred)
     key = self._eviction.victim(within, self.uses)
-    if within[key] and self.guesses.kept():
-      within = self._table.within(layer, self._table.barring(wants))
+    barred = within[key] > 0
+    if barred and self.guesses.kept():
+      within = table.within(layer, table.barring(wants))
       key = self._eviction.victim(within, self.uses)
-    if within[key]:
+      barred = within[key] > 0
+      table.barring(spared)
+    if barred:
       found = self._to_rob(wants, rank)
       if found is None:
         return False
       key = found
       self._robbed.add(key)
-    barred[key] = np.inf
     self._evict(key)
     return True
 
