@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +63,7 @@ class SlotTable:
     self.resident_slots = np.full((layers, experts), -1, np.int32)
     self.reading = [0] * layers
     self.barred = np.full(layers * experts, np.inf)
-    self._bars = memoryview(self.barred)  # One value in half the time.
+    self._bars: Any = self.barred.data  # One value of it in half the time.
     self._awaited: dict[int, int] = {}  # By layer, at the last `barring`.
     self._free = list(range(slots - 1, -1, -1))
     self._used = [0] * layers

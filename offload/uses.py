@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,7 @@ class Uses:
     self.weight = np.zeros(keys)
     # The same memory, where one value is had in half the time.
     arrays = self.last, self.count, self.weight
-    self._values = [memoryview(array) for array in arrays]
+    self._values: list[Any] = [array.data for array in arrays]
     self.layer = -1
     self.estimate = (
       estimate_lib.Estimate(layers, experts, streams) if estimate else None
