@@ -44,9 +44,6 @@ class Uses:
     self.loaded = np.zeros(keys)
     self.count = np.zeros(keys)
     self.weight = np.zeros(keys)
-    # The same memory, where one value is had in half the time.
-    arrays = self.last, self.count, self.weight
-    self._values: list[Any] = [array.data for array in arrays]
     self.layer = -1
     self.estimate = (
       estimate_lib.Estimate(layers, experts, streams) if estimate else None
@@ -86,7 +83,10 @@ class Uses:
     each: dict[int, int] = {}
     for expert in uses:
       each[expert] = each.get(expert, 0) + 1
-    last, count, weight = self._values
+    # The same memory, where one value is had in half the time.
+    last: Any = self.last.data
+    count: Any = self.count.data
+    weight: Any = self.weight.data
     for expert in sorted(each):
       key, tick = first + expert, tick + 1
       last[key] = tick
