@@ -279,7 +279,6 @@ def _fill(
   for expert in missing:
     if not table.room(layer):
       victim = eviction.victim(table.within(layer, barred), uses)
-      barred[victim] = np.inf
       table.evict(victim)
     key = layer * table.experts + expert
     table.begin_load(key)

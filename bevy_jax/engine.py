@@ -1,10 +1,9 @@
 """The one loop: poll, admit, load, launch, wait. No device, no clock."""
 
-import bisect
-import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from bevy_jax import answers as answers_lib
 from bevy_jax import events, failures, protocols
 from bevy_jax import flights as flights_lib
 from bevy_jax import loads as loads_lib
@@ -13,8 +12,7 @@ from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.offload import prefetch, slot_table
 
-# Called with a request and its new token; a reason ends the request.
-StopRule = Callable[[request_lib.Progress, int], str | None]
+StopRule = answers_lib.StopRule
 
 
 class Engine:
@@ -43,7 +41,7 @@ class Engine:
     layers = len(model.moe_ids)
     loads_lib.check_room(slots, quota, model.top_k)
     self._model, self._layers = model, layers
-    self._executor, self._scheduler, self._stop = executor, scheduler, stop
+    self._executor, self._scheduler = executor, scheduler
     self.table = slot_table.SlotTable(layers, model.num_experts, slots, quota)
     self.log: list[events.Event] = []
     self.view = protocols.View(
@@ -76,7 +74,9 @@ class Engine:
       executor, self.table, self.view, self.log.append
     )
     self._host = self._flights.host
-    self._tokens = 0
+    self._answers = answers_lib.Answers(
+      self._rows, self._flights, self.view, self._loads, self.log, stop
+    )
     self._stirred = True  # Whether the view changed since the last decision.
 
   @property
@@ -93,24 +93,29 @@ class Engine:
 
   def step(self) -> None:
     """Once round the loop; everything that happened is in the log."""
-    begun = self._executor.now()
+    begun, settled = self._executor.now(), self._host.settle
     for event in (happened := self._executor.poll()):
       self.view.pace.now = event.time
+      if isinstance(event, protocols.Ended):
+        self._ended(event)
+        continue
+      # It may change what answers are told by: what is resident, who guesses.
+      self._answers.settle()
       if isinstance(event, protocols.Landed):
         self._loads.landed(event)
-      elif isinstance(event, protocols.Failed):
-        self._failed(event)
       else:
-        self._ended(event)
+        self._failed(event)
     if not happened and not self._stirred:
       # Decisions depend on the view alone, and nothing in it has changed.
       if self.busy:
         self._executor.wait()
       return
     self._admit()
-    self._host.poll += self._executor.now() - begun
+    settled = self._host.settle - settled  # It has a section of its own.
+    self._host.poll += self._executor.now() - begun - settled
     self._load()
     self._stirred = self._launch()
+    self._answers.settle()
 
   def _failed(self, failed: protocols.Failed) -> None:
     self._loads.failed(failed)
@@ -195,7 +200,7 @@ class Engine:
     resident = self.table.resident[layer]
     self.log.append(prefill_lib.routed(ended.time, layer, uses, resident))
     if uses:
-      self._loads.uses.touch_all(layer, dict.fromkeys(uses, 1))
+      self._loads.uses.touch_all(layer, list(uses))
 
   def _enter(self, prefill: prefill_lib.Prefill) -> None:
     """The last prompt tokens enter their rows; decoding goes on."""
@@ -212,6 +217,9 @@ class Engine:
     idle = prefill is not None and (prefill.layer < 0 or prefill.in_flight)
     if self._loads.full or idle:
       return
+    if prefill is None and not self._loads.due(self.view.waiting):
+      return
+    self._answers.settle()  # Victims and guesses depend on what it tells.
     begun = clock()
     wants = self._scheduler.wants(self.view)
     wanted = clock()
@@ -255,13 +263,14 @@ class Engine:
     flight = self._flights.end(ended)
     crossed, read = [1], 0
     if flight.kind == 'prefill':
+      self._answers.settle()
       self._ended_prefill(flight, ended)
     elif flight.finish:
-      crossed, read = self._moved_on(flight, ended)
+      crossed, read = self._answers.moved(flight, ended)
     else:
       for p in flight.group:
         p.need &= ~flight.experts
-        self._await(p)
+      self._answers.back(flight.group)
     if flight.kind == 'decode' and flight.finish:
       reached = {(flight.layer + hops) % self._layers for hops in crossed}
       missing = sum(map(self.view.missing, reached))
@@ -272,118 +281,9 @@ class Engine:
       self.view.pace.wave_ended(ended.time, ended.launch, ended.began)
     self._set_floor()
 
-  def _moved_on(
-    self, flight: flights_lib.Flight, ended: protocols.Ended
-  ) -> tuple[list[int], int]:
-    """The rows of a launch have come one or more layers further.
-
-    Hop by hop, as if each had been a launch of its own. Who ends by a token
-    on the way has no part in the hops behind it, whatever the device did.
-    Returns how many layers each crossed, and how many experts it took behind
-    the first one.
-    """
-    group, layer = flight.group, flight.layer
-    crossed, read = [0] * len(group), list[int]()
-    for number, hop in enumerate(ended.hops):
-      places = hop.places or range(len(group))
-      came = [
-        (group[place], i)
-        for i, place in enumerate(places)
-        if self._rows[group[place].row] is group[place]
-      ]
-      if number:
-        read += self._flights.read(layer, [p.need for p, _ in came])
-      layer = (layer + 1) % self._layers
-      for p, i in came:
-        crossed[places[i]] += 1
-        p.position += flight.kind == 'decode'
-      self._came(came, layer, hop, ended.time, flight.kind == 'decode')
-    for p in group:
-      if self._rows[p.row] is p:
-        self._await(p)
-    if flight.hops > 1:
-      self.log.append(
-        events.Crossed(ended.time, ended.launch, tuple(crossed), tuple(read))
-      )
-    return crossed, len(read)
-
-  def _came(
-    self,
-    came: Sequence[tuple[request_lib.Progress, int]],
-    layer: int,
-    hop: protocols.Hop,
-    time: int,
-    decoded: bool,
-  ) -> None:
-    """Requests at a router, each with its index in what that says."""
-    touched: dict[int, int] = {}
-    stay: list[request_lib.Progress] = []
-    given: list[Sequence[Sequence[int]]] = []
-    for p, i in came:
-      reason: str | None = None
-      if not hop.sound[i]:
-        reason = 'error: a value in the model was not finite'
-      elif decoded and layer == 0:
-        reason = self._take_token(p, hop.tokens[i], time)
-      if reason is not None:
-        self._finish(p, reason, time)
-        self.view.active -= 1
-        continue
-      p.layer, p.choices = layer, tuple(hop.choices[i])
-      p.need = 0
-      for expert in p.choices:
-        p.need |= 1 << expert
-        touched[expert] = touched.get(expert, 0) + 1
-      self._revealed(p, time)
-      stay.append(p)
-      given += hop.guesses[i : i + 1]
-    self._loads.guesses.reveal(time, layer, stay, given)
-    self._loads.uses.reveal(
-      layer, [p.row for p in stay], [p.choices for p in stay]
-    )
-    if touched:
-      self._loads.uses.touch_all(layer, touched)
-
-  def _revealed(self, p: request_lib.Progress, time: int) -> None:
-    hits = (p.need & self.table.resident[p.layer]).bit_count()
-    self.log.append(
-      events.Routed(
-        time,
-        p.request.number,
-        len(p.generated),
-        p.layer,
-        p.choices,
-        hits,
-        p.position,
-      )
-    )
-
-  def _await(self, p: request_lib.Progress) -> None:
-    p.in_flight = False
-    bisect.insort(self.view.waiting, p, key=operator.attrgetter('row'))
-
-  def _take_token(
-    self, p: request_lib.Progress, token: int, time: int
-  ) -> str | None:
-    """Records a token; a reason where it is the request's last."""
-    index = len(p.generated)
-    p.generated.append(token)
-    self.log.append(events.Token(time, p.request.number, index, token))
-    self._tokens += 1
-    self._loads.uses.advance(self._tokens / len(self._rows))
-    reason = self._stop(p, token) if self._stop else None
-    if reason is not None:
-      return reason
-    if token in p.request.eos_ids:
-      return 'eos'
-    return 'length' if index + 1 >= p.request.new_tokens else None
-
   def _finish(self, p: request_lib.Progress, reason: str, time: int) -> None:
-    what, _, detail = reason.partition(': ')
-    self.log.append(events.Finished(time, p.request.number, what, detail))
     self._rows[p.row] = None
-    self._loads.uses.leave(p.row)
-    self._loads.guesses.leave(p.row)
+    self._answers.leave(p, reason, time)
 
   def _set_floor(self) -> None:
     positions = [p.position for p in self._rows if p is not None]

@@ -90,24 +90,34 @@ class Evicted(Event):
 
 @dataclasses.dataclass(slots=True)
 class HostTime:
-  """Nanoseconds of host time by section, in the order that events keep."""
+  """Nanoseconds of host time by section, in the order that events keep.
+
+  Attributes:
+    schedule: decisions.
+    launch: launches begun.
+    poll: what happened, as far as the next decision needs it.
+    load: loads begun, their victims chosen.
+    settle: what else answers mean, mostly behind the next launch.
+  """
 
   schedule: int = 0
   launch: int = 0
   poll: int = 0
   load: int = 0
+  settle: int = 0
 
   def __iter__(self) -> Iterator[int]:
-    return iter((self.schedule, self.launch, self.poll, self.load))
+    return iter((self.schedule, self.launch, self.poll, self.load, self.settle))
 
 
 @dataclasses.dataclass(slots=True)
 class LaunchBegun(Event):
   """A launch began; `host` is host time so far, by section, in ns.
 
-  The sections are those of `HostTime`; `experts` are the keys that it reads
-  at its first layer, `hops` the layers that it may cross: of those behind the
-  first it may read whatever is resident when it begins.
+  The sections are those of `HostTime`, the last may be left out. `experts` are
+  the keys that it reads at its first layer, `hops` the layers that it may
+  cross: of those behind the first it may read whatever is resident when it
+  begins.
   """
 
   launch: int

@@ -1,5 +1,6 @@
 """The figures of a report that need no model of the machine."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from bevy_jax import window as window_lib
 
 _HOST_SIDE = 'from launch to seen-ended'
 _DEVICE_SIDE = 'from begin to end on the device'
-_SECTIONS = ('schedule', 'launch', 'poll', 'load')
+_SECTIONS = tuple(f.name for f in dataclasses.fields(events.HostTime))
 
 
 def speed(
@@ -207,8 +208,10 @@ def launches(
   far = {e.launch: e.layers for e in log if isinstance(e, events.Crossed)}
   rows = sum(len(e.requests) for e in whole)
   crossed = sum(sum(far.get(e.launch, (1,) * len(e.requests))) for e in whole)
-  start = before[-1] if before else (0, 0, 0, 0)
-  host = [b - a for a, b in zip(start, here[-1].host, strict=True)]
+  # A log may be older than a section: nothing was spent in it then.
+  start = events.HostTime(*before[-1]) if before else events.HostTime()
+  last = events.HostTime(*here[-1].host)
+  host = [b - a for a, b in zip(start, last, strict=True)]
   return {
     'launches': len(here),
     'host_us': {

@@ -36,6 +36,7 @@ class Flights:
 
   Attributes:
     host: host time so far, which every launch writes down.
+    clock: what it is measured by.
   """
 
   def __init__(
@@ -45,7 +46,7 @@ class Flights:
     view: protocols.View,
     log: Callable[[events.Event], None],
   ):
-    self.host = events.HostTime()
+    self.host, self.clock = events.HostTime(), executor.now
     self._executor, self._table, self._view = executor, table, view
     self._log, self._most = log, executor.hops
     self._flying: dict[int, Flight] = {}
@@ -61,9 +62,6 @@ class Flights:
     layers, hops = len(table.resident), 1
     if launch.hops > 1 and launch.finish:
       hops = hops_lib.cut(launch.hops, layer, layers, self._most)
-    for p in launch.group:
-      p.in_flight = True
-      self._view.waiting.remove(p)
     batch = protocols.Batch(
       'decode',
       layer,
@@ -75,6 +73,9 @@ class Flights:
     )
     later = [(layer + hop) % layers for hop in range(1, hops)]
     self.begin(batch, launch.group, later)
+    for p in launch.group:
+      p.in_flight = True
+      self._view.waiting.remove(p)
 
   def begin(
     self,
@@ -84,6 +85,9 @@ class Flights:
   ) -> None:
     """Begins a launch that carries a group; it may cross `later` layers."""
     number, self._count = self._count, self._count + 1
+    now, host = self.clock(), tuple(self.host)
+    # The device first, the books afterwards: it may be idle until then.
+    self._executor.launch(number, batch)
     table, layer, experts = self._table, batch.layer, batch.experts
     held = [(i, table.resident[i]) for i in later]
     if experts:
@@ -99,21 +103,19 @@ class Flights:
     if batch.kind == 'decode':
       self._view.flying += group
       self._view.pace.launch_begun(number, experts.bit_count())
-    base = layer * table.experts
     self._log(
       events.LaunchBegun(
-        self._executor.now(),
+        now,
         number,
         batch.kind,
         layer,
         tuple([p.request.number for p in group]),
-        tuple([base + e for e in slot_table.bits(experts)]),
+        tuple(slot_table.bits(experts, layer * table.experts)),
         batch.finish,
         hops,
-        tuple(self.host),
+        host,
       )
     )
-    self._executor.launch(number, batch)
 
   def end(self, ended: protocols.Ended) -> Flight:
     """A launch has ended: it holds nothing any more."""
@@ -132,5 +134,4 @@ class Flights:
     for need in needs:
       experts |= need
     self._table.read(layer, experts)
-    base = layer * self._table.experts
-    return [base + e for e in slot_table.bits(experts)]
+    return slot_table.bits(experts, layer * self._table.experts)

@@ -12,6 +12,7 @@ from bevy_jax import (
   protocols,
   replay,
 )
+from bevy_jax import guesses as guesses_lib
 from bevy_jax import request as request_lib
 from bevy_jax import trace as trace_lib
 from bevy_jax.offload import prefetch, slot_table
@@ -142,9 +143,8 @@ def _reveal(
   group = []
   for row, _, chosen in step.routed:
     request = request_lib.Request(number=row, prompt=(0,), new_tokens=1)
-    p = request_lib.Progress(request, row, layer=step.layer, choices=chosen)
-    p.need = sum(1 << e for e in chosen)
-    group.append(p)
+    need = sum(1 << e for e in chosen)
+    group.append(guesses_lib.Came(request, row, chosen, need))
   line.guesses.reveal(0, step.layer, group, given)
   line.guesses.catch_up()
   rows, chosen_by = [p.row for p in group], [p.choices for p in group]

@@ -1,6 +1,7 @@
 """Guesses: what is expected of each row, and how it came out."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,6 +9,22 @@ from bevy_jax import events, protocols
 from bevy_jax import request as request_lib
 from bevy_jax.offload import patterns as patterns_lib
 from bevy_jax.offload import prefetch, slot_table
+
+
+class Came(NamedTuple):
+  """A request that has come to a router.
+
+  Attributes:
+    request: which.
+    row: its row.
+    choices: expert ids there.
+    need: the same as a bitmap.
+  """
+
+  request: request_lib.Request
+  row: int
+  choices: tuple[int, ...]
+  need: int
 
 
 class Guesses:
@@ -65,7 +82,7 @@ class Guesses:
     self,
     time: int,
     layer: int,
-    group: Sequence[request_lib.Progress],
+    group: Sequence[Came],
     given: Sequence[Sequence[Sequence[int]]] = (),
   ) -> None:
     """Rows have come to a layer: judges what was guessed of it, and guesses.
@@ -73,7 +90,7 @@ class Guesses:
     Args:
       time: ns, when it was seen.
       layer: where.
-      group: the requests; nothing of what they need there is applied yet.
+      group: who, as they came.
       given: see `protocols.Ended.guesses`, one a request.
     """
     if self._patterns is None or not group:

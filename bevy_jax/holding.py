@@ -5,11 +5,13 @@ launching together saves what a launch costs by itself and the experts that
 are read twice. Which of them counts depends on what is short.
 """
 
+import operator
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from bevy_jax import protocols
 
+_BY_POSITION = operator.attrgetter('position')
 _NEAR = 4  # Layers behind a group from which others may still join it.
 _BOUND = 0.8, 1.2  # Of `Pace.balance`: below the link alone is short.
 _REVEALED = 0.5  # Of the link's work that waiting puts off.
@@ -42,38 +44,40 @@ def pays(view: protocols.View, launch: protocols.Launch) -> bool:
   short = min(1.0, max(0.0, (pace.balance - low) / (high - low)))
   if not short:
     return False
-  size = float(launch.experts.bit_count())
+  size, free = float(launch.experts.bit_count()), pace.device_free
   cost, slack = pace.cost(size), 0.0
   if pace.loads:
     slack = max(0.0, _backlog(view) - cost - pace.device / pace.loads)
   saved = -_REVEALED * min(pace.load * pace.loads, cost)
-  for eta, experts, known in sorted(_joiners(view, launch)):
+  for eta, experts, known in sorted(_joiners(view, launch, free)):
     # As much as chance says, where it is not known.
     shared = known if known >= 0 else experts * size / view.experts
     saved += pace.fixed + pace.expert * shared
     size += experts - shared
-    if short * saved > max(0.0, eta - pace.device_free - slack):
+    if short * saved > max(0.0, eta - free - slack):
       return True
   return False
 
 
 def _backlog(view: protocols.View) -> float:
   """Link time of all that is on the link, or awaited and not there."""
-  awaited = [0] * len(view.resident)
+  # Few layers have any: what is loading is not resident.
+  away = {layer: bitmap for layer, bitmap in enumerate(view.loading) if bitmap}
+  resident = view.resident
   for p in view.waiting:
-    awaited[p.layer] |= p.need
-  count = 0
-  for need, resident, loading in zip(
-    awaited, view.resident, view.loading, strict=True
-  ):
-    count += ((need | loading) & ~resident).bit_count()
+    if missing := p.need & ~resident[p.layer]:
+      away[p.layer] = away.get(p.layer, 0) | missing
+  count = sum([bitmap.bit_count() for bitmap in away.values()])
   return count * view.pace.load
 
 
 def _joiners(
-  view: protocols.View, launch: protocols.Launch
+  view: protocols.View, launch: protocols.Launch, free: float
 ) -> Iterator[_Joiner]:
-  """Who is at the group's layer or not far behind, if all goes well."""
+  """Who is at the group's layer or not far behind, if all goes well.
+
+  `free` is when the device will have done what it has.
+  """
   pace, layers = view.pace, len(view.resident)
   rows = {p.row for p in launch.group}
   step = pace.cost(launch.experts.bit_count() / len(rows))
@@ -83,13 +87,13 @@ def _joiners(
   for layer, need in flying.items():
     behind = (launch.layer - layer - 1) % layers
     if behind <= _NEAR:
-      yield _Joiner(pace.device_free + behind * step, need.bit_count(), -1)
-  lands, asked = pace.link_free, [0] * layers
-  for p in sorted(view.waiting, key=lambda p: p.position):
-    missing = p.need & ~view.resident[p.layer]
-    away = missing & ~view.loading[p.layer] & ~asked[p.layer]
-    asked[p.layer] |= away
-    lands += away.bit_count() * pace.load
+      yield _Joiner(free + behind * step, need.bit_count(), -1)
+  lands, asked = pace.link_free, list(view.loading)
+  for p in sorted(view.waiting, key=_BY_POSITION):
+    if missing := p.need & ~view.resident[p.layer]:
+      away = missing & ~asked[p.layer]
+      asked[p.layer] |= away
+      lands += away.bit_count() * pace.load
     behind = (launch.layer - p.layer) % layers
     if p.row in rows or behind > _NEAR:
       continue

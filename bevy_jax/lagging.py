@@ -48,13 +48,15 @@ def reach(
   if hops < 2:
     return launch
   layer, layers = launch.layer, len(view.resident)
-  others = [p for p in view.waiting if p not in launch.group]
-  for at in [p.layer for p in others] + [p.layer + 1 for p in view.flying]:
-    hops = min(hops, (at - layer) % layers or layers)
+  rows = {p.row for p in launch.group}
+  others = [p for p in view.waiting if p.row not in rows]
+  at = {p.layer for p in others}
+  at.update([p.layer + 1 for p in view.flying])
+  hops = min([hops, *[(met - layer) % layers or layers for met in at]])
   others += view.flying
   if others and max_lag is not None:
-    floor = min(p.position for p in others)
-    first = max(p.position for p in launch.group)
+    floor = min([p.position for p in others])
+    first = max([p.position for p in launch.group])
     hops = min(hops, floor + max_lag - first + 1)
   return launch._replace(hops=max(1, hops))
 

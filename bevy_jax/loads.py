@@ -1,5 +1,6 @@
 """Which missing expert is loaded next, and which one makes room for it."""
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy.typing as npt
 from bevy_jax import events, protocols
 from bevy_jax import guesses as guesses_lib
 from bevy_jax import pace as pace_lib
+from bevy_jax import request as request_lib
 from bevy_jax.offload import prefetch, slot_table
 from bevy_jax.offload import uses as uses_lib
 
@@ -67,6 +69,8 @@ class Loads:
     What is chosen late is chosen well: no more are begun than keep the link
     busy.
     """
+    if not self.in_flight:
+      return False
     return self.in_flight >= min(self._depth, self._pace.depth)
 
   def landed(self, event: protocols.Landed) -> None:
@@ -85,6 +89,27 @@ class Loads:
     self._pace.load_ended(event.time, event.key)
     self._log(events.LoadFailed(event.time, event.key, slot, event.reason))
 
+  def revealed(
+    self,
+    time: int,
+    layer: int,
+    group: Sequence[guesses_lib.Came],
+    given: Sequence[Sequence[Sequence[int]]],
+  ) -> None:
+    """A router has said what requests use; see `Guesses.reveal`."""
+    self.guesses.reveal(time, layer, group, given)
+    choices = [came.choices for came in group]
+    self.uses.reveal(layer, [came.row for came in group], choices)
+    if choices:
+      self.uses.touch_all(layer, [*itertools.chain.from_iterable(choices)])
+
+  def due(self, waiting: Sequence[request_lib.Progress]) -> bool:
+    """Whether there may be something to load for these, or to prefetch."""
+    if self.guesses.on and self.in_flight < min(PREFETCHED, self._depth):
+      return True
+    here, coming = self._table.resident, self._table.loading
+    return any([p.need & ~(here[p.layer] | coming[p.layer]) for p in waiting])
+
   def issue(
     self, wants: Sequence[protocols.Want], limit: int, cause: str
   ) -> None:
@@ -95,17 +120,18 @@ class Loads:
     guess expects goes after what nobody wants, before what a want awaits.
     """
     table = self._table
-    barred: npt.NDArray[np.float64] | None = None
+    spared: Sequence[tuple[int, int]] | None = None
     for rank, (layer, experts) in enumerate(wants[:limit]):
       missing = experts & ~table.resident[layer] & ~table.loading[layer]
       for expert in slot_table.bits(missing):
         if self.full:
           return
         if not table.room(layer):
-          if barred is None:
+          if spared is None:
             kept = self.guesses.kept() if self.guesses.on else ()
-            barred = table.barring([*wants, *kept] if kept else wants)
-          if not self._make_room(wants, rank, barred):
+            spared = [*wants, *kept] if kept else wants
+            table.barring(spared)
+          if not self._make_room(wants, rank, spared):
             if not table.quota:
               return  # Who comes later may take no more than this one.
             break  # Another layer's slots are another matter.
@@ -159,7 +185,6 @@ class Loads:
           continue
         if guesses.guarded and self._warmth(victim) >= chance:
           continue
-        barred[victim] = np.inf
         del coldest[part]
         self._evict(victim)
       self._begin(key, 'prefetch')
@@ -196,22 +221,28 @@ class Loads:
     self,
     wants: Sequence[protocols.Want],
     rank: int,
-    barred: npt.NDArray[np.float64],
+    spared: Sequence[tuple[int, int]],
   ) -> bool:
-    """Frees a slot for the want at `rank`; False where it must wait."""
-    layer = wants[rank].layer
-    within = self._table.within(layer, barred)
+    """Frees a slot for the want at `rank`; False where it must wait.
+
+    `spared` is what goes last of all but the wants, and the wants; the table
+    bars it.
+    """
+    table, layer = self._table, wants[rank].layer
+    within = table.within(layer, table.barred)
     key = self._eviction.victim(within, self.uses)
-    if within[key] and self.guesses.kept():
-      within = self._table.within(layer, self._table.barring(wants))
+    barred = within[key] > 0
+    if barred and self.guesses.kept():
+      within = table.within(layer, table.barring(wants))
       key = self._eviction.victim(within, self.uses)
-    if within[key]:
+      barred = within[key] > 0
+      table.barring(spared)
+    if barred:
       found = self._to_rob(wants, rank)
       if found is None:
         return False
       key = found
       self._robbed.add(key)
-    barred[key] = np.inf
     self._evict(key)
     return True
 

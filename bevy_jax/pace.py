@@ -139,12 +139,17 @@ class Pace:
     took, n = took / hops, (first + read) / hops
     took = min(took, _LATE * self.device) if self.device else took
     self._weight = self._weight * _KEPT + 1.0
-    seen = n, took, n * n, n * took
-    self._sums = [a * _KEPT + b for a, b in zip(self._sums, seen, strict=True)]
+    sums = self._sums
+    sums[0] = sums[0] * _KEPT + n
+    sums[1] = sums[1] * _KEPT + took
+    sums[2] = sums[2] * _KEPT + n * n
+    sums[3] = sums[3] * _KEPT + n * took
     share = 1.0 / self._weight
     self.loads += (loads / hops - self.loads) * share
     self._apart += (waves - self._apart) * share
-    self._fit(*(s * share for s in self._sums))
+    self._fit(
+      sums[0] * share, sums[1] * share, sums[2] * share, sums[3] * share
+    )
 
   def _fit(self, n: float, t: float, nn: float, nt: float) -> None:
     """A line through what was seen, neither part below 0."""

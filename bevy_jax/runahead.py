@@ -1,9 +1,11 @@
 """Requests whose experts are resident run ahead of those that wait."""
 
 import dataclasses
+import operator
 
 from bevy_jax import holding, lagging, protocols
 
+_BY_POSITION = operator.attrgetter('position')
 # Of `Pace.balance`: below the link alone is short, above the device alone.
 _SHORT = 0.4, 2.0
 
@@ -47,7 +49,7 @@ class Runahead:
     lag = self._lag(view)
     ready = lagging.ready(view, lag)
     tried: set[int] = set()
-    for first in sorted(ready, key=lambda p: p.position):
+    for first in sorted(ready, key=_BY_POSITION):
       if first.layer in tried:
         continue
       tried.add(first.layer)

@@ -238,7 +238,7 @@ def _between(
       sizes[event.launch] = len(event.requests)
       if before is not None:
         past, now = events.HostTime(*before.host), events.HostTime(*event.host)
-        looking = now.poll - past.poll
+        looking = now.poll + now.settle - past.poll - past.settle
         deciding = sum(now) - sum(past) - looking
         many = len(before.requests)
         found.append(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bevy_jax import events, foresight, loads, protocols
+from bevy_jax import guesses as guesses_lib
 from bevy_jax import request as request_lib
 from bevy_jax.offload import eviction, prefetch, slot_table
 
@@ -182,9 +183,8 @@ def _sight(rule: prefetch.Prefetcher, shape: Shape) -> Sight:
     group = []
     for row, request in enumerate(requests):
       ids = tuple(chosen[step][row])
-      p = request_lib.Progress(request, row, layer=layer, choices=ids)
-      p.need = sum(1 << e for e in ids)
-      group.append(p)
+      need = sum(1 << e for e in ids)
+      group.append(guesses_lib.Came(request, row, ids, need))
     coming = chosen[step + 1 : step + 1 + rule.gates]
     given = [[ids[row] for ids in coming] for row in range(rows)]
     begun = time.perf_counter_ns()

@@ -23,8 +23,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
     'hit rate': lambda f: f'{f["hit_rate"]:.1%}',
     'loads': lambda f: f'{f["loads"]:.0f}',
     'host us': lambda f: f'{f["host_us"]["all"]:.0f}',
-    'sched/launch/poll/load': lambda f: '/'.join(
-      f'{f["host_us"][k]:.0f}' for k in ('schedule', 'launch', 'poll', 'load')
+    'sched/launch/poll/load/settle': lambda f: '/'.join(
+      f'{f["host_us"].get(k, 0):.0f}'
+      for k in ('schedule', 'launch', 'poll', 'load', 'settle')
     ),
     'group': lambda f: f'{f["mean_group"]:.2f}',
     'hops': lambda f: f'{f["mean_hops"]:.2f}',

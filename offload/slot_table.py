@@ -1,17 +1,27 @@
 """Which expert lies in which slot, and who may not be disturbed."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+# Of each byte: its set bits, and -1 where it has none.
+_BITS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
+_UNSET = np.array(
+  [[-1 + (byte >> bit & 1) for bit in range(8)] for byte in range(256)],
+  np.int32,
+)
 
-def bits(bitmap: int) -> Iterator[int]:
-  """The numbers of a bitmap's set bits, ascending."""
-  while bitmap:
-    low = bitmap & -bitmap
-    yield low.bit_length() - 1
-    bitmap ^= low
+
+def bits(bitmap: int, first: int = 0) -> list[int]:
+  """The numbers of a bitmap's set bits, ascending, counted from `first`."""
+  found: list[int] = []
+  for byte in bitmap.to_bytes((bitmap.bit_length() + 7) // 8, 'little'):
+    found += [first + bit for bit in _BITS[byte]]
+    first += 8
+  return found
 
 
 def split(slots: int, layers: int) -> tuple[int, ...]:
@@ -36,7 +46,9 @@ class SlotTable:
     loading: experts on their way into a slot.
     resident_slots: int32 `[layers, experts]`, slots of `resident`, else -1.
     reading: experts that launches in flight may read.
-    absent: one float a key, 0 where it is resident and infinity elsewhere.
+    barred: one float a key: 0 where it may give way, infinity elsewhere. Away
+      is what is not resident, what a launch in flight may read, and what
+      somebody awaits, as of the last `barring`.
   """
 
   def __init__(
@@ -50,14 +62,14 @@ class SlotTable:
     self.loading = [0] * layers
     self.resident_slots = np.full((layers, experts), -1, np.int32)
     self.reading = [0] * layers
-    self.absent = np.full(layers * experts, np.inf)
+    self.barred = np.full(layers * experts, np.inf)
+    self._bars: Any = self.barred.data  # One value of it in half the time.
+    self._awaited: dict[int, int] = {}  # By layer, at the last `barring`.
     self._free = list(range(slots - 1, -1, -1))
     self._used = [0] * layers
-    # The last `barring`: what is awaited stays the same for many loads.
-    self._awaited, self._kept = (0, 0), np.zeros(0, np.intp)
     # The last `within`: infinity but for one layer's own.
-    self._apart, self._own = self.absent.copy(), slice(0)
-    self._holds: list[tuple[int, int]] = []
+    self._apart, self._own = self.barred.copy(), slice(0)
+    self._holds: dict[int, list[int]] = {}
     self._bytes = (experts + 7) // 8
 
   @property
@@ -90,7 +102,8 @@ class SlotTable:
     assert self.loading[layer] >> expert & 1, f'key {key} is not loading'
     self.loading[layer] &= ~(1 << expert)
     self.resident[layer] |= 1 << expert
-    self.absent[key] = 0.0
+    if not self._awaited.get(layer, 0) >> expert & 1:
+      self._bars[key] = 0.0
     slot = self.slot_of[key]
     self.resident_slots[layer, expert] = slot
     return slot
@@ -115,7 +128,7 @@ class SlotTable:
     assert self.can_evict(key), f'key {key} may not be given up'
     layer, expert = divmod(key, self.experts)
     self.resident[layer] &= ~(1 << expert)
-    self.absent[key] = np.inf
+    self._bars[key] = math.inf
     self.resident_slots[layer, expert] = -1
     slot = self.slot_of[key]
     self.slot_of[key], self.key_of[slot] = -1, -1
@@ -125,16 +138,19 @@ class SlotTable:
   def hold(self, layer: int, experts: int) -> None:
     """Keeps resident experts, which a launch may read, from giving way."""
     assert experts & ~self.resident[layer] == 0, 'a launch misses an expert'
-    self._holds.append((layer, experts))
+    self._holds.setdefault(layer, []).append(experts)
     self.reading[layer] |= experts
 
   def release(self, layer: int, experts: int) -> None:
     """Undoes one `hold`."""
-    self._holds.remove((layer, experts))
-    self.reading[layer] = 0
-    for held, mask in self._holds:
-      if held == layer:
-        self.reading[layer] |= mask
+    held = self._holds[layer]
+    held.remove(experts)
+    reading = 0
+    for mask in held:
+      reading |= mask
+    self.reading[layer] = reading
+    if not held:
+      del self._holds[layer]
 
   def read(self, layer: int, experts: int) -> None:
     """Notes that a launch reads experts; `evict` tells of it."""
@@ -153,16 +169,10 @@ class SlotTable:
     if end > len(self.resident):
       found = np.concatenate([found, self.resident_slots[: hops - len(found)]])
     found = found.copy()
-    found[0][~self._mask(experts)] = -1
+    packed = list(experts.to_bytes(self._bytes, 'little'))
+    # -1 has all bits set: what is or-ed with it is -1 too.
+    found[0] |= _UNSET.take(packed, axis=0).ravel()[: self.experts]
     return found
-
-  def _mask(self, experts: int) -> npt.NDArray[np.bool_]:
-    """A layer's bitmap as one flag an expert."""
-    packed = experts.to_bytes(self._bytes, 'little')
-    flags = np.unpackbits(
-      np.frombuffer(packed, np.uint8), count=self.experts, bitorder='little'
-    )
-    return flags.view(np.bool_)
 
   def evictable(self, layer: int) -> int:
     """Bitmap of a layer's experts that `can_evict`."""
@@ -171,28 +181,24 @@ class SlotTable:
   def barring(
     self, bitmaps: Sequence[tuple[int, int]]
   ) -> npt.NDArray[np.float64]:
-    """One float a key: 0 where it may give way, infinity elsewhere.
+    """`barred` for these (layer, bitmap) that somebody awaits.
 
-    That is what is resident, no launch in flight may read, and none of these
-    (layer, bitmap) awaits.
+    The array is kept from call to call, and only what has changed since the
+    last one is changed in it: a fresh one costs 10 us. So it is good until
+    the next call, and nobody else writes to it.
     """
-    bitmaps = [*bitmaps, *self._holds]
-    # One long integer and one unpacking, from the first layer of them on: a
-    # walk over the bits of dozens of bitmaps costs more than all the rest of
-    # a load.
-    first = min(bitmaps)[0] if bitmaps else 0
-    joined = 0
+    awaited = {layer: self.reading[layer] for layer in self._holds}
     for layer, bitmap in bitmaps:
-      joined |= bitmap << (layer - first) * self.experts
-    if (first, joined) != self._awaited:
-      size = (joined.bit_length() + 7) // 8
-      packed = np.frombuffer(joined.to_bytes(size, 'little'), np.uint8)
-      bits_of = np.unpackbits(packed, bitorder='little').view(np.bool_)
-      self._awaited = first, joined
-      self._kept = bits_of.nonzero()[0] + first * self.experts
-    found = self.absent.copy()
-    found[self._kept] = np.inf
-    return found
+      awaited[layer] = awaited.get(layer, 0) | bitmap
+    before, self._awaited = self._awaited, awaited
+    if awaited != before:
+      for layer in before.keys() | awaited.keys():
+        now = awaited.get(layer, 0)
+        changed = (before.get(layer, 0) ^ now) & self.resident[layer]
+        first = layer * self.experts
+        for expert in bits(changed):
+          self._bars[first + expert] = math.inf if now >> expert & 1 else 0.0
+    return self.barred
 
   def within(
     self, layer: int, barred: npt.NDArray[np.float64]
@@ -226,9 +232,10 @@ class SlotTable:
       filled = owned[layer].bit_count()
       assert filled <= quota, f'layer {layer} exceeds its {quota}'
     held = [0] * layers
-    for layer, mask in self._holds:
-      held[layer] |= mask
-    here = 0
+    for layer, masks in self._holds.items():
+      for mask in masks:
+        held[layer] |= mask
+    here = free_to_go = 0
     for layer, reading in enumerate(self.reading):
       resident, loading = self.resident[layer], self.loading[layer]
       two = resident & loading | (resident | loading) ^ owned[layer]
@@ -236,8 +243,11 @@ class SlotTable:
       assert held[layer] == reading, f'layer {layer}: holds, reading differ'
       assert reading & ~resident == 0, f'layer {layer}: read, gone'
       here |= resident << layer * self.experts
+      kept = self._awaited.get(layer, 0)
+      free_to_go |= (resident & ~kept) << layer * self.experts
     told, truly = self.resident_slots.ravel(), np.array(self.slot_of)
-    wrong = (_joined(self.absent == 0) ^ here) | (_joined(told >= 0) ^ here)
+    wrong = _joined(self.barred == 0) ^ free_to_go
+    wrong |= _joined(told >= 0) ^ here
     wrong |= _joined((told >= 0) & (told != truly))
     assert not wrong, f'keys {[*bits(wrong)]} are not told rightly'
 

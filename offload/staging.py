@@ -59,7 +59,8 @@ class Staging:
         self._lent.add(key)
       else:
         self._store.release(key)
-      out.append(moved._replace(read=self._read.pop(moved.key, ())))
+      read = self._read.pop(key, ())
+      out.append(moved._replace(read=read) if read else moved)
     return out
 
   def written(

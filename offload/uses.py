@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +10,7 @@ import numpy.typing as npt
 from bevy_jax.offload import estimate as estimate_lib
 
 _TICK = 2.0**-31  # A load as a fraction of a use.
-_MANY = 16  # From here on an array operation costs less than a loop.
+_MANY = 64  # From here on an array operation costs less than a loop.
 _HALF_LIFE = 16.0  # Tokens of a request's progress in which a count halves.
 
 
@@ -66,19 +67,32 @@ class Uses:
     self.weight[key] += self._worth * times
     self.layer = key // self.experts
 
-  def touch_all(self, layer: int, times: dict[int, int]) -> None:
-    """`touch` of some of a layer's experts, each so many times, ascending."""
-    experts = sorted(times)
-    if len(experts) < _MANY:
-      for expert in experts:
-        self.touch(layer * self.experts + expert, times[expert])
-      return
-    keys = np.array(experts) + layer * self.experts
-    self.last[keys] = np.arange(self.tick + 1, self.tick + 1 + len(keys))
-    self.count[keys] += 1
-    self.weight[keys] += self._worth * np.array([times[e] for e in experts])
-    self.tick += len(keys)
+  def touch_all(self, layer: int, uses: Sequence[int]) -> None:
+    """`touch` of a layer's experts, as often as each is named, ascending."""
+    first, tick, worth = layer * self.experts, self.tick, self._worth
     self.layer = layer
+    if len(uses) >= _MANY:
+      times = np.bincount(uses, minlength=self.experts)
+      used = times.nonzero()[0]
+      own = slice(first, first + self.experts)
+      self.last[own][used] = np.arange(tick + 1, tick + 1 + len(used))
+      self.count[own] += times > 0
+      self.weight[own] += worth * times
+      self.tick += len(used)
+      return
+    each: dict[int, int] = {}
+    for expert in uses:
+      each[expert] = each.get(expert, 0) + 1
+    # The same memory, where one value is had in half the time.
+    last: Any = self.last.data
+    count: Any = self.count.data
+    weight: Any = self.weight.data
+    for expert in sorted(each):
+      key, tick = first + expert, tick + 1
+      last[key] = tick
+      count[key] += 1
+      weight[key] += worth * each[expert]
+    self.tick = tick
 
   def chance(self, key: int, top_k: int, streams: int) -> float:
     """How likely any of some streams uses a key in its next pass.

@@ -11,21 +11,21 @@ code broken on purpose:
   an expert lands before use    begin_load setting `resident` at once
   a slot being read is kept     `evictable` without `& ~self.reading`
   so is what hops may read      Flights.begin with (i, 0) for i in later
-  nobody ends twice             Engine._moved_on without its look at the rows
+  nobody ends twice             Answers.settle without `_notes = []`
   slots are never exceeded      SlotTable made with one slot more
   a layer keeps to its part     SlotTable.room of the free slots alone
   a wave fits into its layer    View.room of all slots
   a layer robs its own alone    Loads._to_rob without its test of the layer
   no deadlock                   Lockstep asking for one layer of all waiting
   no starvation                 lagging.wants most advanced first
-  only the unwanted give way    SlotTable.barring with `joined` left at 0
+  only the unwanted give way    SlotTable.barring without its loop over bitmaps
   nobody robs those before it   Loads._to_rob without the earlier wants
   prefill spares decode         Engine._prefill_wave with room = slots, and
                                 Engine._load without the wants of who waits
-  tokens in order               Engine._moved_on taking tokens[-1 - i]
+  tokens in order               Answers._end taking tokens[-1 - i]
   equal runs, equal decisions   Lru.victim by the hash of a fresh object
-  the finished load nothing     Engine._finish keeping it in view.waiting
-  a row is given back           Engine._finish without `_rows[...] = None`
+  the finished load nothing     Answers.moved without its look at `over`
+  a row is given back           Answers._end without `_rows[...] = None`
   who joins joins the last one  Engine._seat with position 0
   the identical share loads     Loads.issue without `& ~table.loading[layer]`
   demand before prefetch        Loads.prefetch without its look at the wants

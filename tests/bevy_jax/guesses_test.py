@@ -28,12 +28,10 @@ class _Told:
     return prefetch.Guess(ids, chance)
 
 
-def _at(row: int, layer: int, *experts: int) -> request_lib.Progress:
+def _at(row: int, *experts: int) -> guesses.Came:
   request = request_lib.Request(number=10 + row, prompt=(0,), new_tokens=1)
   need = sum(1 << e for e in experts)
-  return request_lib.Progress(
-    request, row, layer=layer, choices=experts, need=need
-  )
+  return guesses.Came(request, row, experts, need)
 
 
 class GuessesTest(absltest.TestCase):
@@ -54,7 +52,7 @@ class GuessesTest(absltest.TestCase):
       (0, 0): [[(0, 0.4), (1, 0.9)], [(2, 0.95), (3, 0.1)]],
       (0, 1): [[(0, 0.5), (3, 0.6)], []],
     }
-    self.guesses.reveal(0, 0, [_at(0, 0, 0, 1), _at(1, 0, 2, 3)])
+    self.guesses.reveal(0, 0, [_at(0, 0, 1), _at(1, 2, 3)])
     self._load(4 + 3)
     found = self.guesses.missing()
     # 1 - .6 * .5 = .7 for expert 0; expert 3 of the third layer is too
@@ -70,15 +68,15 @@ class GuessesTest(absltest.TestCase):
 
   def test_judged_when_the_row_comes(self):
     self.told.says = {(0, 0): [[(0, 0.4), (1, 0.9)], [(2, 0.9)]]}
-    self.guesses.reveal(0, 0, [_at(0, 0, 0, 1)])
+    self.guesses.reveal(0, 0, [_at(0, 0, 1)])
     self.assertEqual(self.log, [])  # Nothing had been guessed of it.
     self._load(4, prefetched=True)
     self._load(4 + 2)
-    self.guesses.reveal(7, 1, [_at(0, 1, 0, 2)])
+    self.guesses.reveal(7, 1, [_at(0, 0, 2)])
     # 0 and 1 were guessed; 0 and 2 are used. 2 is there, 0 only since it was
     # prefetched: away are both guesses, useful is 0, missing is 0.
     self.assertEqual(self.log, [events.Judged(7, 10, 1, 2, 1, 2, 1, 1)])
-    self.guesses.reveal(8, 2, [_at(0, 2, 2, 3)])
+    self.guesses.reveal(8, 2, [_at(0, 2, 3)])
     self.assertEqual(self.log[1], events.Judged(8, 10, 2, 1, 1, 1, 1, 2))
 
   def test_kept_while_it_is_expected(self):
@@ -86,11 +84,11 @@ class GuessesTest(absltest.TestCase):
       (0, 0): [[(0, 1.0), (1, 1.0)], []],
       (0, 1): [[(0, 1)], []],
     }
-    self.guesses.reveal(0, 0, [_at(0, 0, 0, 1), _at(1, 0, 0, 1)])
+    self.guesses.reveal(0, 0, [_at(0, 0, 1), _at(1, 0, 1)])
     self._load(4, prefetched=True)
     self._load(5)
     self.assertEqual(self.guesses.kept(), [(1, 0b1), (1, 0b1)])
-    self.guesses.reveal(0, 1, [_at(0, 1, 2, 3)])  # It was wrong.
+    self.guesses.reveal(0, 1, [_at(0, 2, 3)])  # It was wrong.
     self.assertEqual(self.guesses.kept(), [(1, 0b1)])
     self.guesses.leave(1)
     self.assertEqual(self.guesses.kept(), [])
@@ -101,7 +99,7 @@ class GuessesTest(absltest.TestCase):
 
   def test_none(self):
     off = guesses.Guesses(prefetch.Nothing(), self.table, 2, 2, self.log.append)
-    off.reveal(0, 0, [_at(0, 0, 0, 1)])
+    off.reveal(0, 0, [_at(0, 0, 1)])
     off.leave(0)
     self.assertFalse(off.on)
     self.assertEqual((off.missing(), off.kept(), self.log), ([], [], []))

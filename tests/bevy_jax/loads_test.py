@@ -3,7 +3,7 @@
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from bevy_jax import events, loads, protocols
+from bevy_jax import events, guesses, loads, protocols
 from bevy_jax import request as request_lib
 from bevy_jax.offload import eviction, prefetch, slot_table
 
@@ -177,9 +177,9 @@ class PrefetchTest(parameterized.TestCase):
 
   def _reveal(self, layer: int, *experts: int) -> None:
     request = request_lib.Request(number=0, prompt=(0,), new_tokens=1)
-    p = request_lib.Progress(request, 0, layer=layer, choices=experts)
-    p.need = sum(1 << e for e in experts)
-    self.loads.guesses.reveal(0, layer, [p])
+    need = sum(1 << e for e in experts)
+    came = guesses.Came(request, 0, experts, need)
+    self.loads.guesses.reveal(0, layer, [came])
 
   def _fill(self, *keys: int) -> None:
     for key in keys:

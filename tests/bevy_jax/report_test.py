@@ -44,7 +44,7 @@ def facts(**changes):
   return report.Facts(**(values | changes))
 
 
-def begun(ms, launch, kind, layer, requests, experts=(), host=(0, 0, 0, 0)):
+def begun(ms, launch, kind, layer, requests, experts=(), host=(0, 0, 0, 0, 0)):
   host = tuple(us * 1000 for us in host)
   return events.LaunchBegun(
     ms * MS, launch, kind, layer, requests, experts, True, 1, host
@@ -98,7 +98,7 @@ BY_HAND = (
   routed(12, 1, 0, 1, 0, 0, 1),
   issued(12, 4, 'demand'),
   landed(14, 4),
-  begun(14, 4, 'decode', 1, (0, 1), (4,), (10, 20, 30, 40)),
+  begun(14, 4, 'decode', 1, (0, 1), (4,), (10, 20, 30, 40, 5)),
   ended(16, 4),
   token(16, 0, 0),
   routed(16, 0, 1, 0, 2, 0, 2),
@@ -107,9 +107,9 @@ BY_HAND = (
   events.Evicted(16 * MS, 1, 1, True),
   issued(16, 2, 'demand'),
   # Both have done a token: the window opens.
-  begun(17, 5, 'decode', 0, (1,), (0,), (11, 22, 33, 44)),
+  begun(17, 5, 'decode', 0, (1,), (0,), (11, 22, 33, 44, 6)),
   landed(18, 2),
-  begun(18, 6, 'decode', 0, (0,), (2,), (12, 24, 36, 48)),
+  begun(18, 6, 'decode', 0, (0,), (2,), (12, 24, 36, 48, 7)),
   ended(19, 5),
   routed(19, 1, 1, 1, 1, 0, 3),
   events.Evicted(19 * MS, 0, 0, False),
@@ -118,7 +118,7 @@ BY_HAND = (
   routed(21, 0, 1, 1, 0, 1, 3),
   issued(21, 6, 'reload'),
   landed(23, 5),
-  begun(24, 7, 'decode', 1, (0, 1), (4, 5), (40, 50, 60, 70)),
+  begun(24, 7, 'decode', 1, (0, 1), (4, 5), (40, 50, 60, 70, 35)),
   landed(25, 6),
   ended(27, 7),
   # Request 0 ends here: what follows is the tail.
@@ -126,10 +126,10 @@ BY_HAND = (
   events.Finished(27 * MS, 0, 'length'),
   token(27, 1, 1),
   routed(27, 1, 2, 0, 0, 1, 4),
-  begun(27, 8, 'decode', 0, (1,), (0,), (90, 90, 90, 90)),
+  begun(27, 8, 'decode', 0, (1,), (0,), (90, 90, 90, 90, 90)),
   ended(29, 8),
   routed(29, 1, 2, 1, 1, 1, 5),
-  begun(29, 9, 'decode', 1, (1,), (5,), (90, 90, 90, 90)),
+  begun(29, 9, 'decode', 1, (1,), (5,), (90, 90, 90, 90, 90)),
   ended(31, 9),
   token(31, 1, 2),
   events.Finished(31 * MS, 1, 'length'),
@@ -163,7 +163,7 @@ class ByHandTest(parameterized.TestCase):
     ('stall', 0.3),  # 21-24
     ('overlap_efficiency', 0.7),
     ('launches', 3),
-    ('h', 0.012),  # 4 * 30 us of 10 ms
+    ('h', 0.015),  # 5 * 30 us of 10 ms
     ('mean_group', 4 / 3),
     ('mean_hops', 1),
     ('max_lag', 1),  # 19-21 ms
@@ -186,7 +186,10 @@ class ByHandTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ('bound', {'link_s': 0.00225, 'gpu_s': 0.003, 'clairvoyant_s': 0.003}),
-    ('host_us', {'schedule': 10, 'launch': 10, 'poll': 10, 'load': 10}),
+    (
+      'host_us',
+      {'schedule': 10, 'launch': 10, 'poll': 10, 'load': 10, 'settle': 10},
+    ),
     # 16 and 15 ms; (27 - 16) / 1 and (31 - 16) / 2 ms.
     ('ttft_ms', {'p50': 15.5, 'p95': 15.95, 'p99': 15.99}),
     ('tpot_ms', {'p50': 9.25, 'p95': 10.825, 'p99': 10.965}),
@@ -306,7 +309,7 @@ class WindowTest(parameterized.TestCase):
     return report.make(log, facts())
 
   def test_a_token_at_the_begin_was_done_before(self):
-    old = begun(17, 5, 'decode', 0, (1,), (0,), (11, 22, 33, 44))
+    old = begun(17, 5, 'decode', 0, (1,), (0,), (11, 22, 33, 44, 6))
     found = self.moved(old, begun(16, 5, 'decode', 0, (1,), (0,)))
     self.assertAlmostEqual(found['decode_seconds'], 0.011)
     self.assertEqual(found['window']['tokens'], 2)
@@ -478,7 +481,7 @@ class OutputTest(absltest.TestCase):
         ['link busy', '70%', '70%'],
         ['gpu busy', '70%', '70%'],
         ['stall', '30%', '30%'],
-        ['host us a launch', '40', '40'],
+        ['host us a launch', '50', '50'],
         ['mean group', '1.33', '1.33'],
         ['max lag', '1', '1'],
         ['of the bound', '30%', '30%'],

@@ -44,7 +44,7 @@ class UsesTest(absltest.TestCase):
     self.assertGreater(uses.count[1], uses.count[4])
 
   def test_many_at_once_are_touched_one_after_another(self):
-    for count in (3, 40):
+    for count in (3, 20, 40):
       times = {(7 * i) % 41: 1 + i % 3 for i in range(count)}
       one, two = uses_lib.Uses(2, 41), uses_lib.Uses(2, 41)
       for uses in (one, two):
@@ -52,7 +52,7 @@ class UsesTest(absltest.TestCase):
         uses.advance(9.0)
       for expert in sorted(times):
         one.touch(41 + expert, times[expert])
-      two.touch_all(1, times)
+      two.touch_all(1, [e for e, n in times.items() for _ in range(n)])
       for name in ('last', 'count', 'weight'):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
       self.assertEqual((one.tick, one.layer), (two.tick, two.layer))
