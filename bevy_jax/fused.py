@@ -5,6 +5,7 @@ of choices with the next norm, queries with keys and values, attention, its
 output with the router's product, and the choice of experts with their norm.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -41,15 +42,14 @@ def decode(
   serves every layer that no head follows too soon.
   """
   control = steps.to_device(control)
-  tables = [_table(config, group, hop, control) for hop in range(len(hops))]
+  place = _place(config, (group, len(hops)), control)
   kept = kernel_rows.Kept(state.x, state.ids, state.weights, state.registers)
   rows = kernel_rows.take(
     config,
     weights.layers['mlp_norm'],
     group,
     steps.ROWS_START,
-    _layer(config, 0, control),
-    tables[0],
+    place,
     kept,
     _COLUMNS,
   )
@@ -58,30 +58,29 @@ def decode(
     if hop:
       together = control[steps.TOGETHER] > 0
       rows = _agree(rows, together, state.x.shape[0])
-    y = kernel_experts.apply(
-      pool, rows.h, rows.slots, tables[hop], config.num_experts
-    )
-    # What comes next may be read where there is a next hop.
-    table = tables[min(hop + 1, len(hops) - 1)]
-    layer = _layer(config, hop + 1, control)
-    way = _Way(config, segment, weights, layer, table)
-    state, rows, reply, caches = way.on(state, rows, y, caches)
+    made = _cross(
+      config, segment, (group, len(hops)), weights, pool, caches, state, rows,
+      control, jnp.full((1,), hop, jnp.int32),
+    )  # fmt: skip
+    state, rows, reply, caches = made
     replies.append(reply)
   answer = replies[0] if len(hops) == 1 else jnp.concatenate(replies, axis=1)
   return state, caches, answer
 
 
-def _table(
-  config: config_lib.ModelConfig, group: int, hop: int, control: jax.Array
-) -> kernel_rows.Table:
-  """Of a hop, in a control vector; see `steps.control_parts`."""
-  return kernel_rows.Table(control, steps.table_start(config, group, hop))
-
-
-def _layer(
-  config: config_lib.ModelConfig, ahead: int, control: jax.Array
-) -> kernel_rows.Layer:
-  return kernel_rows.Layer(control, steps.LAYER, ahead, config.num_layers)
+def _place(
+  config: config_lib.ModelConfig, shape: tuple[int, int], control: jax.Array
+) -> kernel_rows.Place:
+  """Of the first layer of a launch of `shape`: its group and its hops."""
+  return kernel_rows.Place(
+    control,
+    jnp.zeros((1,), jnp.int32),
+    steps.LAYER,
+    steps.table_start(config, shape[0], 0),
+    shape[1],
+    config.num_layers,
+    config.num_experts,
+  )
 
 
 def _agree(
@@ -114,12 +113,34 @@ def wave(
   slots = jnp.where((rows < state.x.shape[0])[:, None], slots, -1)
   scale = mlp['mlp_norm'][control[steps.LAYER]]
   h = norm.rms_norm(x, scale, config.norm_eps)
-  y = kernel_experts.apply(
-    pool, h, slots, kernel_rows.Table(table, 0), config.num_experts
-  )
+  place = _place(config, (group, 1), control)
+  y = kernel_experts.apply(pool, h, slots, place)
   y = jnp.where((slots >= 0)[:, :, None], y, partial)
   kept = state.partial.at[rows].set(y, mode='drop')
   return state.replace(partial=kept), rows
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _cross(
+  config: config_lib.ModelConfig,
+  segment: segments.Segment,
+  shape: tuple[int, int],
+  weights: stacked.Weights,
+  pool: experts.Pool,
+  caches: kv_cache.LayerCache,
+  state: steps.State,
+  rows: kernel_rows.Rows,
+  control: jax.Array,
+  hop: jax.Array,
+) -> tuple[steps.State, kernel_rows.Rows, jax.Array, kv_cache.LayerCache]:
+  """From the experts of one layer to the router of the next; see `_Way`.
+
+  A program of its own, so that it is traced once for all hops of a launch.
+  """
+  here = _place(config, shape, control)._replace(hop=hop)
+  y = kernel_experts.apply(pool, rows.h, rows.slots, here)
+  way = _Way(config, segment, weights, here._replace(hop=hop + 1))
+  return way.on(state, rows, y, caches)
 
 
 class _Way:
@@ -130,11 +151,10 @@ class _Way:
     config: config_lib.ModelConfig,
     segment: segments.Segment,
     weights: stacked.Weights,
-    layer: kernel_rows.Layer,
-    table: kernel_rows.Table,
+    place: kernel_rows.Place,
   ):
     self._config, self._segment, self._weights = config, segment, weights
-    self._layer, self._table, self._p = layer, table, weights.layers
+    self._place, self._p = place, weights.layers
 
   def on(
     self,
@@ -144,23 +164,21 @@ class _Way:
     caches: kv_cache.LayerCache,
   ) -> tuple[steps.State, kernel_rows.Rows, jax.Array, kv_cache.LayerCache]:
     """The state with the rows that came, who goes on, answer and caches."""
-    config, p, layer = self._config, self._p, self._layer
+    config, p, place = self._config, self._p, self._place
     state, rows, drawn = self._enter(state, rows, y)
-    made = kernel_dense.project(config, p, layer, rows)
+    made = kernel_dense.project(config, p, place, rows)
     mixed, caches = kernel_attention.attend(
-      config, p, layer, caches, made, rows
+      config, p, place, caches, made, rows
     )
-    parts = kernel_dense.output(config, p, layer, mixed, rows)
+    parts = kernel_dense.output(config, p, place, mixed, rows)
     kept = kernel_rows.Kept(state.x, state.ids, state.weights, state.registers)
-    found = kernel_router.choose(
-      config, p, layer, parts, rows, drawn, self._table, kept
-    )
+    found = kernel_router.choose(config, p, place, parts, rows, drawn, kept)
     state = state.replace(
       x=found.kept_x, ids=found.kept_ids, weights=found.kept_weights
     )
     reply = found.answer
     if self._segment.gates:
-      here = layer.at(layer.control)
+      here = place.layer(*place.operands)
       gates = stacked.plain(self._weights, self._segment, None, here)
       guessed = jnp.concatenate(steps.guesses(config, gates, parts.x), axis=1)
       guessed = jnp.where(reply[:, 1:2] >= 0, guessed, -1)
@@ -179,12 +197,12 @@ class _Way:
   ) -> tuple[steps.State, kernel_rows.Rows, kernel_router.Drawn | None]:
     """Sums the experts; draws a token where that was the last layer."""
     last = self._segment.head is not None
-    scale, layer = self._p['attn_norm'], self._layer
+    scale, place = self._p['attn_norm'], self._place
     if last:
       scale = self._weights.top['final_norm'][None]
-      layer = layer._replace(ahead=0, layers=1)
+      place = place._replace(layers=1)
     x, h = kernel_experts.combine(
-      self._config, rows, y, state.partial, scale, layer
+      self._config, rows, y, state.partial, scale, place
     )
     rows = rows._replace(x=x, h=h)
     return self._draw(state, rows) if last else (state, rows, None)

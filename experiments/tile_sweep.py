@@ -138,11 +138,11 @@ class Sweep:
     def run(pool: Any, given: Any, slots: Any, control: Any) -> list[Any]:
       out = []
       for turn in range(_TURNS):
-        start = turn % _LAYERS * self._experts
-        listed = kernel_packed.Listed(
-          kernel_rows.Table(control, start), self._experts
+        layer = jnp.full((1,), turn % _LAYERS, jnp.int32)
+        place = kernel_rows.Place(
+          control, layer, 0, 0, _LAYERS, _LAYERS, self._experts
         )
-        out.append(kernel(pool, given, slots[turn], listed, tile))
+        out.append(kernel(pool, given, slots[turn], place, tile))
       return out
 
     arguments = self._pool, given, self._slots, self._control

@@ -29,7 +29,7 @@ _Place = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 def attend(
   config: config_lib.ModelConfig,
   p: dict[str, Any],
-  layer: kernel_rows.Layer,
+  place: kernel_rows.Place,
   caches: kv_cache.LayerCache,
   qkv_NxA: jax.Array,
   rows: kernel_rows.Rows,
@@ -41,7 +41,7 @@ def attend(
   Args:
     config: the model.
     p: weights of all layers; only norms of queries and keys are used.
-    layer: whose.
+    place: whose.
     caches: of all layers, `[L, R, K, C, dh]`.
     qkv_NxA: from `kernel_dense.project`.
     rows: whose numbers are rows of the caches.
@@ -59,14 +59,14 @@ def attend(
     rows.go,
     rows.cos,
     rows.sin,
-    layer.control,
-    jnp.asarray([config.window(i) for i in range(layer.layers)], jnp.int32),
+    *place.operands,
+    jnp.asarray([config.window(i) for i in range(place.layers)], jnp.int32),
     keys,
     caches.v,
     *norms,
   )
   k, v, mixed = kernels.call(
-    _Attend(config, layer, qkv_NxA.dtype).kernel,
+    _Attend(config, place, qkv_NxA.dtype).kernel,
     'attend',
     (n, config.num_kv_heads),
     (
@@ -77,7 +77,7 @@ def attend(
     operands,
     warps=ATTEND[1],
     stages=ATTEND[2],
-    aliases={9: 0, 10: 1},
+    aliases={10: 0, 11: 1},
   )
   new = kv_cache.LayerCache(k.reshape(caches.k.shape), v)
   return mixed.reshape(n, -1), new
@@ -115,10 +115,10 @@ class _Attend:
   def __init__(
     self,
     config: config_lib.ModelConfig,
-    layer: kernel_rows.Layer,
+    place: kernel_rows.Place,
     dtype: jnp.dtype,
   ):
-    self._config, self._layer, self._dtype = config, layer, dtype
+    self._config, self._place, self._dtype = config, place, dtype
     self._share = config.num_heads // config.num_kv_heads
     self._lines = kernels.padded(self._share, kernels.LEAST_ROWS)
     self._half, self._width = config.head_dim // 2, config.head_dim
@@ -126,10 +126,11 @@ class _Attend:
   def kernel(self, *refs: Any) -> None:
     """One row and head of keys; refs as `attend` gives them."""
     split, made, numbers, positions, go, cos, sin, *rest = refs
-    control, windows, old_k, old_v = rest[:4]
-    norms, (k_out, v_out, out) = rest[4:-3], rest[-3:]
+    control, hop, windows, old_k, old_v = rest[:5]
+    norms, (k_out, v_out, out) = rest[5:-3], rest[-3:]
     c, i, head = self._config, pl.program_id(0), pl.program_id(1)
-    layer, number, position = self._layer.at(control), numbers[i], positions[i]
+    layer = self._place.layer(control, hop)
+    number, position = numbers[i], positions[i]
     _, lines, _, context, _ = old_v.shape
     going = (go[i] != 0) & (number >= 0) & (number < lines)
     going &= (position >= 0) & (position < context)

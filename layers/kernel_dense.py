@@ -21,7 +21,7 @@ OUTPUT = 16, 256, 4, 4
 def project(
   config: config_lib.ModelConfig,
   p: dict[str, Any],
-  layer: kernel_rows.Layer,
+  place: kernel_rows.Place,
   rows: kernel_rows.Rows,
 ) -> jax.Array:
   """Queries, keys and values side by side, `[N, A]`, A = (H + 2K) * dh.
@@ -35,15 +35,15 @@ def project(
   lines = kernels.padded(n, kernels.LEAST_ROWS)
   biases = [p['bqkv']] if config.qkv_bias else []
 
-  def kernel(go: Any, x: Any, control: Any, weights: Any, *refs: Any) -> None:
-    out, at = refs[-1], pl.ds(pl.program_id(0) * width, width)
-    own = layer.at(control)
+  def kernel(*refs: Any) -> None:
+    go, x, control, hop, weights, *bias, out = refs
+    at, own = pl.ds(pl.program_id(0) * width, width), place.layer(control, hop)
 
     @pl.when(_anybody(go))
     def _() -> None:
       made = _product(weights, own, at, x, lines, db).astype(out.dtype)
       if biases:
-        made += kernels.load(refs[0].at[own, at])[None, :]
+        made += kernels.load(bias[0].at[own, at])[None, :]
       if config.clip_qkv is not None:
         made = jnp.clip(made, -config.clip_qkv, config.clip_qkv)
       kernels.store_rows(out, at, made)
@@ -53,7 +53,7 @@ def project(
     'project',
     (a // width,),
     kernels.shape((n, a), rows.h.dtype),
-    (rows.go, rows.h, layer.control, p['wqkv'], *biases),
+    (rows.go, rows.h, *place.operands, p['wqkv'], *biases),
     warps=PROJECT[2],
     stages=PROJECT[3],
   )
@@ -85,7 +85,7 @@ def _anybody(go: Any) -> jax.Array:
 def output(
   config: config_lib.ModelConfig,
   p: dict[str, Any],
-  layer: kernel_rows.Layer,
+  place: kernel_rows.Place,
   mixed_NxA: jax.Array,
   rows: kernel_rows.Rows,
 ) -> kernel_router.Parts:
@@ -101,9 +101,9 @@ def output(
   biases = [p['bo']] if config.out_bias else []
 
   def kernel(*refs: Any) -> None:
-    mixed, x, go, control, weights, norm, router, *rest = refs
+    mixed, x, go, control, hop, weights, norm, router, *rest = refs
     out, logits, squares = rest[-3:]
-    part, own = pl.program_id(0), layer.at(control)
+    part, own = pl.program_id(0), place.layer(control, hop)
     at = pl.ds(part * width, width)
 
     @pl.when(_anybody(go))
@@ -128,7 +128,7 @@ def output(
       mixed_NxA,
       rows.x,
       rows.go,
-      layer.control,
+      *place.operands,
       p['wo_t'],
       p['mlp_norm'],
       p['router'],

@@ -21,8 +21,7 @@ def apply(
   pool: jax.Array | quant.Packed,
   h_NxD: jax.Array,
   slots_NxT: jax.Array,
-  table: kernel_rows.Table,
-  count: int,
+  place: kernel_rows.Place,
 ) -> jax.Array:
   """What every chosen expert makes of its rows, float32 `[N, T, D]`.
 
@@ -30,37 +29,36 @@ def apply(
     pool: experts in slots.
     h_NxD: the stream behind the norm.
     slots_NxT: int32, slot of each choice; nothing is written for -1.
-    table: where the experts lie; those that no choice names are not read.
-    count: E, of them.
+    place: where the experts lie; those that no choice names are not read.
   """
-  listed = kernel_packed.Listed(table, count)
   rows = h_NxD.shape[0]
   if isinstance(pool, quant.Packed):
     how = pool.layout
     first, second = kernel_tiles.expert(how.format.name, how.shape, rows)
-    hidden = kernel_packed.gate_up(pool, h_NxD, slots_NxT, listed, first)
-    return kernel_packed.down(pool, hidden, slots_NxT, listed, second)
+    hidden = kernel_packed.gate_up(pool, h_NxD, slots_NxT, place, first)
+    return kernel_packed.down(pool, hidden, slots_NxT, place, second)
   first, second = kernel_tiles.expert('float', pool.shape[1:], rows)
-  hidden = gate_up(pool, h_NxD, slots_NxT, listed, first)
-  return down(pool, hidden, slots_NxT, listed, second)
+  hidden = gate_up(pool, h_NxD, slots_NxT, place, first)
+  return down(pool, hidden, slots_NxT, place, second)
 
 
 def gate_up(
   pool_Sx3xFxD: jax.Array,
   h_NxD: jax.Array,
   slots_NxT: jax.Array,
-  listed: kernel_packed.Listed,
+  place: kernel_rows.Place,
   tile: kernel_tiles.Tile,
 ) -> jax.Array:
   """SiLU(gate) * up of each listed expert for all rows, `[M, N, F]`."""
   n, d = h_NxD.shape
-  f, m = pool_Sx3xFxD.shape[2], listed.experts
+  f, m = pool_Sx3xFxD.shape[2], place.experts
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   fb, db = kernels.block(f, tile.outer), kernels.block(d, tile.inner)
 
-  def kernel(pool: Any, x: Any, slots: Any, control: Any, out: Any) -> None:
+  def kernel(pool: Any, x: Any, slots: Any, *refs: Any) -> None:
+    *where, out = refs
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * fb, fb)
-    slot = control[listed.table.start + expert]
+    slot = place.slot(*where, expert)
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
@@ -81,7 +79,7 @@ def gate_up(
     'gate_up',
     (m, f // fb),
     kernels.shape((m, n, f), h_NxD.dtype),
-    (pool_Sx3xFxD, h_NxD, slots_NxT, listed.table.control),
+    (pool_Sx3xFxD, h_NxD, slots_NxT, *place.operands),
     warps=tile.warps,
     stages=tile.stages,
   )
@@ -92,7 +90,7 @@ def down(
   pool_Sx3xFxD: jax.Array,
   hidden_MxNxF: jax.Array,
   slots_NxT: jax.Array,
-  listed: kernel_packed.Listed,
+  place: kernel_rows.Place,
   tile: kernel_tiles.Tile,
 ) -> jax.Array:
   """The way down of each listed expert, for the choices that name it."""
@@ -101,11 +99,10 @@ def down(
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   ob, fb = kernels.block(d, tile.outer), kernels.block(f, tile.inner)
 
-  def kernel(
-    pool: Any, hidden: Any, slots: Any, control: Any, out: Any
-  ) -> None:
+  def kernel(pool: Any, hidden: Any, slots: Any, *refs: Any) -> None:
+    *where, out = refs
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * ob, ob)
-    slot = control[listed.table.start + expert]
+    slot = place.slot(*where, expert)
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
@@ -124,7 +121,7 @@ def down(
     'down',
     (m, d // ob),
     kernels.shape((n, t, d), jnp.float32),
-    (pool_Sx3xFxD, hidden_MxNxF, slots_NxT, listed.table.control),
+    (pool_Sx3xFxD, hidden_MxNxF, slots_NxT, *place.operands),
     warps=tile.warps,
     stages=tile.stages,
   )
@@ -137,7 +134,7 @@ def combine(
   y_NxTxD: jax.Array,
   partial_RxTxD: jax.Array,
   norm_LxD: jax.Array,
-  layer: kernel_rows.Layer,
+  place: kernel_rows.Place,
 ) -> tuple[jax.Array, jax.Array]:
   """The stream with the weighted sum of each row's choices added.
 
@@ -145,12 +142,13 @@ def combine(
   not go on keeps its stream.
 
   Returns:
-    The stream `[N, D]`, and the same behind the norm of `layer`.
+    The stream `[N, D]`, and the same behind the norm of `place`.
   """
   n, t, d = y_NxTxD.shape
 
   def kernel(*refs: Any) -> None:
-    x, y, weights, slots, partial, numbers, go, norm, control, *outs = refs
+    x, y, weights, slots, partial, numbers, go, norm, *rest = refs
+    where, outs = rest[:2], rest[2:]
     i, (at, real) = pl.program_id(0), kernels.whole(d)
     row = jnp.clip(numbers[i], 0, partial.shape[0] - 1)
     total = jnp.zeros(real.shape, jnp.float32)
@@ -162,7 +160,7 @@ def combine(
     old = kernels.load(x.at[i, at], real)
     new = jnp.where(go[i] != 0, old + total.astype(old.dtype), old)
     kernels.store(outs[0].at[i, at], new, real)
-    scale = kernels.load(norm.at[layer.at(control), at], real)
+    scale = kernels.load(norm.at[place.layer(*where), at], real)
     h = kernels.normed(new, scale, d, config.norm_eps)
     kernels.store(outs[1].at[i, at], h, real)
 
@@ -174,7 +172,7 @@ def combine(
     (same, same),
     (
       rows.x, y_NxTxD, rows.weights, rows.slots, partial_RxTxD, rows.numbers,
-      rows.go, norm_LxD, layer.control,
+      rows.go, norm_LxD, *place.operands,
     ),
     warps=8,
   )  # fmt: skip

@@ -49,18 +49,6 @@ def supports(how: quant.Layout) -> bool:
   return how.shape[2] // halves % how.format.group == 0
 
 
-class Listed(NamedTuple):
-  """The experts that programs stand ready for.
-
-  Attributes:
-    table: where they lie.
-    experts: how many.
-  """
-
-  table: kernel_rows.Table
-  experts: int
-
-
 class _Group(NamedTuple):
   """One group of weights for some outputs.
 
@@ -79,21 +67,22 @@ def gate_up(
   pool: quant.Packed,
   h_NxD: jax.Array,
   slots_NxT: jax.Array,
-  listed: Listed,
+  place: kernel_rows.Place,
   tile: kernel_tiles.Tile,
 ) -> jax.Array:
   """As `kernel_experts.gate_up`."""
   n, d = h_NxD.shape
-  how, m = pool.layout, listed.experts
+  how, m = pool.layout, place.experts
   f, group = how.shape[1], how.format.group
   halves = 2 if how.format.kind == 'int4' else 1
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   fb, groups = kernels.block(f, tile.outer), d // halves // group
   some = kernels.block(groups, max(1, tile.inner // group))
 
-  def kernel(data: Any, x: Any, slots: Any, control: Any, out: Any) -> None:
+  def kernel(data: Any, x: Any, slots: Any, *refs: Any) -> None:
+    *where, out = refs
     expert, first = pl.program_id(0), pl.program_id(1) * fb
-    slot = control[listed.table.start + expert]
+    slot = place.slot(*where, expert)
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
@@ -123,7 +112,7 @@ def gate_up(
     'gate_up_' + how.format.kind,
     (m, f // fb),
     kernels.shape((m, n, f), h_NxD.dtype),
-    (pool.data, h_NxD, slots_NxT, listed.table.control),
+    (pool.data, h_NxD, slots_NxT, *place.operands),
     warps=tile.warps,
     stages=tile.stages,
   )
@@ -134,7 +123,7 @@ def down(
   pool: quant.Packed,
   hidden_MxNxF: jax.Array,
   slots_NxT: jax.Array,
-  listed: Listed,
+  place: kernel_rows.Place,
   tile: kernel_tiles.Tile,
 ) -> jax.Array:
   """As `kernel_experts.down`."""
@@ -146,11 +135,10 @@ def down(
   ob, groups = kernels.block(d // halves, tile.outer // halves), f // group
   some = kernels.block(groups, max(1, tile.inner // group))
 
-  def kernel(
-    data: Any, hidden: Any, slots: Any, control: Any, out: Any
-  ) -> None:
+  def kernel(data: Any, hidden: Any, slots: Any, *refs: Any) -> None:
+    *where, out = refs
     expert, first = pl.program_id(0), pl.program_id(1) * ob
-    slot = control[listed.table.start + expert]
+    slot = place.slot(*where, expert)
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
@@ -179,7 +167,7 @@ def down(
     'down_' + how.format.kind,
     (m, d // halves // ob),
     kernels.shape((n, t, d), jnp.float32),
-    (pool.data, hidden_MxNxF, slots_NxT, listed.table.control),
+    (pool.data, hidden_MxNxF, slots_NxT, *place.operands),
     warps=tile.warps,
     stages=tile.stages,
   )

@@ -69,47 +69,47 @@ class Chosen(NamedTuple):
 def choose(
   config: config_lib.ModelConfig,
   p: dict[str, Any],
-  layer: kernel_rows.Layer,
+  place: kernel_rows.Place,
   parts: Parts,
   rows: kernel_rows.Rows,
   drawn: Drawn | None,
-  table: kernel_rows.Table,
   kept: kernel_rows.Kept,
 ) -> Chosen:
   """As `router.choose`; a program a row; ties go to the lowest id.
 
-  `p` is of all layers, `table` of the one that the rows have come to. The
-  state's arrays are written in place, in the rows that came here. Where the
-  layer has recorded choices (`forced`) these are weighed instead.
+  `p` is of all layers, `place` where the rows have come to. The state's arrays
+  are written in place, in the rows that came here. Where the layer has recorded
+  choices (`forced`) these are weighed instead.
   """
   n, t = rows.slots.shape
   given = (p['forced'],) if 'forced' in p else ()
   told = drawn or ()
-  first = 9 + len(given) + len(told)
+  first = 10 + len(given) + len(told)
 
   def kernel(*refs: Any) -> None:
-    parted, squares, x, numbers, go, positions, seeds, control, norm = refs[:9]
-    record = refs[9] if given else None
+    parted, squares, x, numbers, go, positions, seeds, *more = refs
+    control, hop, norm, record = more[:4]
     i, lines = pl.program_id(0), kept.x.shape[0]
     here = (go[i] != 0) & (numbers[i] >= 0) & (numbers[i] < lines)
     row = jnp.clip(numbers[i], 0, lines - 1)
     factor, scores, sound = _scores(config, parted, squares, i)
-    own = layer.at(control)
-    chosen = _best(config, scores, record, own, seeds[i], positions[i])
+    asked = place.layer(control, hop), seeds[i], positions[i]
+    chosen = _best(config, scores, record if given else None, *asked)
     token = jnp.int32(-1)
     if told:
       token, whole = refs[first - 2][i], refs[first - 1][i]
       sound &= whole != 0
-    line = _Line(i, row, here, control, table.start)
+    line = _Line(i, row, here)
     weights, normed, slots, going, answer, *kept_refs = refs[first + 3 :]
     line.tell(answer, token, sound, [expert for expert, _ in chosen])
     line.keep(kept_refs[1:], weights, chosen, config.norm_topk)
-    line.go_on(going, slots, sound, [expert for expert, _ in chosen])
+    found = [place.slot(control, hop, expert) for expert, _ in chosen]
+    line.go_on(going, slots, sound, found)
     at, inside = kernels.whole(config.model_dim)
     wide = kernels.load(x.at[i, at], inside)
     kernels.store(kept_refs[0].at[row, at], wide, inside & here)
     h = (wide.astype(jnp.float32) * factor).astype(wide.dtype)
-    h *= kernels.load(norm.at[own, at], inside).astype(wide.dtype)
+    h *= kernels.load(norm.at[asked[0], at], inside).astype(wide.dtype)
     kernels.store(normed.at[i, at], h, inside)
 
   made = kernels.call(
@@ -119,7 +119,7 @@ def choose(
     _shapes(parts, kept, n, t),
     (
       parts.logits, parts.squares, parts.x, rows.numbers, rows.go,
-      rows.positions, rows.seeds, table.control, p['mlp_norm'],
+      rows.positions, rows.seeds, *place.operands, p['mlp_norm'],
       *given, *told, *kept[:3],
     ),
     warps=CHOOSE,
@@ -145,16 +145,8 @@ def _shapes(
 class _Line:
   """One row of a launch in the kernel above, and where its results go."""
 
-  def __init__(
-    self,
-    i: jax.Array,
-    row: jax.Array,
-    here: jax.Array,
-    control: Any,
-    start: int,
-  ):
+  def __init__(self, i: jax.Array, row: jax.Array, here: jax.Array):
     self._i, self._row, self._here = i, row, here
-    self._control, self._start = control, start
 
   def tell(
     self,
@@ -186,10 +178,9 @@ class _Line:
       kernels.store(kept[1].at[there], jnp.full((1, 1), share), mask)
 
   def go_on(
-    self, going: Any, slots: Any, sound: jax.Array, ids: list[jax.Array]
+    self, going: Any, slots: Any, sound: jax.Array, found: list[jax.Array]
   ) -> None:
     """Writes whether the row goes on, and what it reads then."""
-    found = [self._control[self._start + expert] for expert in ids]
     on = self._here & sound
     for slot in found:
       on &= slot >= 0

@@ -11,40 +11,51 @@ from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import kernel_call as kernels
 from bevy_jax.layers import rope
 
-
-class Table(NamedTuple):
-  """Where a layer's experts lie, somewhere in a launch's control vector.
-
-  Attributes:
-    control: int32 `[any]`, the control vector.
-    start: index of the slot of expert 0; -1 stands for an expert that may not
-      be read. Kernels read what they need where it is: to cut it out first
-      would be a kernel of its own.
-  """
-
-  control: jax.Array
-  start: int
+_FIRST = np.int32(0)
 
 
-class Layer(NamedTuple):
-  """Which layer a kernel is for, among weights that are stacked.
+class Place(NamedTuple):
+  """Which layer a kernel is for, and where its experts lie.
+
+  How far a launch has come is data, so that kernels of all its layers are one
+  and are compiled once. Kernels read what they need of the control vector
+  where it is: to cut it out first would be a kernel of its own.
 
   Attributes:
     control: int32 `[any]`, the control vector.
-    where: index of the number of the launch's first layer in it.
-    ahead: layers between that one and this one.
+    hop: int32 `[1]`, layers behind the launch's first one.
+    first: index of the number of the first layer in the control vector.
+    tables: index of its first table: the slot of each expert, -1 for one that
+      may not be read. Behind the last table that is there it is read again.
+    hops: how many tables there are.
     layers: of the model; behind the last one comes the first one.
+    experts: E, of a layer.
   """
 
   control: jax.Array
-  where: int
-  ahead: int
+  hop: jax.Array
+  first: int
+  tables: int
+  hops: int
   layers: int
+  experts: int
 
-  def at(self, control: Any) -> jax.Array:
-    """The layer's number; `control` is the vector or a ref of it."""
-    ahead, layers = np.int32(self.ahead), np.int32(self.layers)
-    out: jax.Array = jax.lax.rem(control[self.where] + ahead, layers)
+  @property
+  def operands(self) -> tuple[jax.Array, jax.Array]:
+    """What a kernel is given to find its place: see `layer` and `slot`."""
+    return self.control, self.hop
+
+  def layer(self, control: Any, hop: Any) -> jax.Array:
+    """The layer's number; arrays or refs of `operands`."""
+    here = control[self.first] + hop[_FIRST]
+    out: jax.Array = jax.lax.rem(here, np.int32(self.layers))
+    return out
+
+  def slot(self, control: Any, hop: Any, expert: jax.Array) -> jax.Array:
+    """Where an expert lies; arrays or refs of `operands`."""
+    table = jnp.minimum(hop[_FIRST], np.int32(self.hops - 1))
+    start = np.int32(self.tables) + table * np.int32(self.experts)
+    out: jax.Array = control[start + expert]
     return out
 
 
@@ -97,8 +108,7 @@ def take(
   norm_LxD: jax.Array,
   count: int,
   first: int,
-  layer: Layer,
-  table: Table,
+  place: Place,
   kept: Kept,
   columns: tuple[int, int],
 ) -> Rows:
@@ -109,8 +119,7 @@ def take(
     norm_LxD: weights of the experts' norms.
     count: N.
     first: index of the first row number in the control vector.
-    layer: that they are at.
-    table: of that layer.
+    place: where they are.
     kept: all rows.
     columns: of the position and of the seed in the registers.
   """
@@ -120,16 +129,16 @@ def take(
   where, seed = (np.int32(column) for column in columns)
 
   def kernel(*refs: Any) -> None:
-    control, x, ids, weights, registers, norm, turns, *outs = refs
+    control, hop, x, ids, weights, registers, norm, turns, *outs = refs
     numbers, out_x, out_h, slots, scores, go, positions, seeds, *turned = outs
     i = pl.program_id(0)
-    number, own = control[first + i], layer.at(control)
+    number, own = control[first + i], place.layer(control, hop)
     real = (number >= 0) & (number < r)
     row = jnp.clip(number, 0, r - 1)
     numbers[i], go[i] = number, real.astype(jnp.int32)
     positions[i], seeds[i] = registers[row, where], registers[row, seed]
     for choice in map(np.int32, range(t)):
-      slot = control[table.start + ids[row, choice]]
+      slot = place.slot(control, hop, ids[row, choice])
       slots[i, choice] = jnp.where(real, slot, -1)
       scores[i, choice] = weights[row, choice]
     at, inside = kernels.whole(d)
@@ -145,7 +154,7 @@ def take(
     kernels.store(turned[0].at[i, some], jnp.cos(theta) * stretch, narrow)
     kernels.store(turned[1].at[i, some], jnp.sin(theta) * stretch, narrow)
 
-  operands = (table.control, *kept, norm_LxD, jnp.asarray(angles))
+  operands = (*place.operands, *kept, norm_LxD, jnp.asarray(angles))
   made = kernels.call(
     kernel, 'take', (count,), _shapes(kept, count, t, half), operands, warps=8
   )

@@ -55,9 +55,14 @@ def _spoilt(a: jax.Array) -> jax.Array:
   return jnp.zeros_like(a)
 
 
-def _layer(control: jax.Array, where: int = 0) -> kernel_rows.Layer:
-  """The one in the middle, two behind the last one."""
-  return kernel_rows.Layer(control.at[where].set(2), where, 2, 3)
+def _place(control: Any, tables: int = 1, experts: int = 8):
+  """Of three layers the one in the middle, two behind the last one.
+
+  There are two tables, and the last one, which lies at `tables`, is read.
+  """
+  control = jnp.asarray(control, jnp.int32).at[0].set(2)
+  hop, start = jnp.full((1,), 2, jnp.int32), tables - experts
+  return kernel_rows.Place(control, hop, 0, start, 2, 3, experts)
 
 
 def _error(got: Any, wanted: Any) -> float:
@@ -130,8 +135,7 @@ class ExpertsTest(parameterized.TestCase):
 
     @_jit
     def run(pool, h, slots, control):
-      table = kernel_rows.Table(control, 3)
-      return kernel_experts.apply(pool, h, slots, table, 8)
+      return kernel_experts.apply(pool, h, slots, _place(control, 3))
 
     control = jnp.concatenate([jnp.full(3, 7), jnp.asarray(table)])
     got = run(pool, h, jnp.asarray(slots), control)
@@ -163,9 +167,9 @@ class CombineTest(absltest.TestCase):
 
     @_jit
     def run(given, y, partial):
-      layer = _layer(jnp.zeros(2, jnp.int32))
+      place = _place(jnp.zeros(2, jnp.int32))
       return kernel_experts.combine(
-        config, given, y, partial, _stacked(scale), layer
+        config, given, y, partial, _stacked(scale), place
       )
 
     got, normed = run(given, floats[1], jnp.asarray(partial, jnp.float32))
@@ -259,13 +263,13 @@ def _attend(config, p, cache, window, x, rows, positions, go):
 
   @_jit
   def run(x, caches, rows, positions):
-    layer = _layer(jnp.zeros(3, jnp.int32))
+    place = _place(jnp.zeros(3, jnp.int32))
     h = norm.rms_norm(x, p['attn_norm'][1], config.norm_eps)
-    made = kernel_dense.project(config, p, layer, given._replace(h=h))
+    made = kernel_dense.project(config, p, place, given._replace(h=h))
     cos, sin = rope.turn(config.rope, config.head_dim, positions)
     mine = given._replace(numbers=rows, positions=positions, cos=cos, sin=sin)
-    mixed, new = kernel_attention.attend(config, p, layer, caches, made, mine)
-    return kernel_dense.output(config, p, layer, mixed, mine).x, new
+    mixed, new = kernel_attention.attend(config, p, place, caches, made, mine)
+    return kernel_dense.output(config, p, place, mixed, mine).x, new
 
   x, new = run(x, every, jnp.asarray(rows), jnp.asarray(positions))
   for part in new:
@@ -366,19 +370,15 @@ def _route(config, p, x, table=None, go=None, seeds=None, positions=None):
   @_jit
   def run(rows, control):
     mixed = jnp.zeros((n, config.num_heads * config.head_dim))
-    layer = _layer(control, 1)
-    control = layer.control
-    parts = kernel_dense.output(config, p, layer, mixed, rows)
+    place = _place(control, 2, config.num_experts)
+    parts = kernel_dense.output(config, p, place, mixed, rows)
     kept = kernel_rows.Kept(
       jnp.full((n, config.model_dim), 5.0),
       jnp.full((n, t), 7),
       jnp.zeros((n, t)),
       jnp.zeros((n, 7), jnp.int32),
     )
-    where = kernel_rows.Table(control, 2)
-    return kernel_router.choose(
-      config, p, layer, parts, rows, None, where, kept
-    )
+    return kernel_router.choose(config, p, place, parts, rows, None, kept)
 
   return run(rows, jnp.concatenate([jnp.full(2, 99), jnp.asarray(table)]))
 
@@ -405,8 +405,7 @@ class TakeTest(absltest.TestCase):
         _stacked(scale),
         3,
         1,
-        (layer := _layer(control)),
-        kernel_rows.Table(layer.control, 4),
+        _place(control, 4),
         kernel_rows.Kept(x, ids, weights, registers),
         (1, 3),
       )
