@@ -57,7 +57,7 @@ class EngineConfig:
     trace: a routing trace whose most used experts `static` keeps, and that
       `transition` and `popularity` start from with `warm=true`.
     hops: layers that a launch may cross where the experts are there: a
-      number, or 'pass' for all of them.
+      number, 'pass' for all; 'auto' is 8 through the GPU kernels, else 1.
     link: 'auto' is 'cuda' (direct copies) where it can be and 'device_put'
       elsewhere; either by name; or 'throttled:GB_PER_S[:LATENCY_US]', which
       makes a slower link of what 'auto' gives.
@@ -83,7 +83,7 @@ class EngineConfig:
   eviction: str = 'lfu_decayed'
   prefetch: str = 'none'
   trace: str = ''
-  hops: int | str = 1
+  hops: int | str = 'auto'
   link: str = 'auto'
   link_depth: int = 4
   context: int = 0

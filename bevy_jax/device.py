@@ -61,7 +61,6 @@ class DeviceExecutor:
     form: quant.Format | None = None,
   ):
     self.rows, self.chunk = config.requests, config.chunk
-    self.hops = hops.most(config.hops, len(model.moe_ids))
     self._model, self._store = model, store
     dtype = params['embed'].dtype
     self._device = jax.devices()[0]
@@ -71,6 +70,8 @@ class DeviceExecutor:
     block = transfer_lib.pool_bytes(1, store.shape, kind)
     self.slots = config_lib.slots(config, model, block)
     self.kernels = kernels.chosen(config.kernels, model, dtype, form)
+    asked = hops.resolve(config.hops, kernels=self.kernels)
+    self.hops = hops.most(asked, len(model.moe_ids))
     if self.kernels:
       params = params_lib.stacked(params)
     quota = config_lib.quota(config, len(model.moe_ids), self.slots)

@@ -6,17 +6,29 @@ from typing import Any
 
 from bevy_jax import protocols
 
+_MANY = 8  # Through the GPU kernels, unless one is told otherwise.
 _ANYWHERE = 4  # Longer launches end at the head, if they come to it.
 
 
 def check(asked: int | str) -> None:
   """ValueError where no launch can cross so many layers."""
   whole = isinstance(asked, int) and not isinstance(asked, bool)
-  if asked != 'pass' and not (whole and int(asked) >= 1):
+  if asked not in ('pass', 'auto') and not (whole and int(asked) >= 1):
     raise ValueError(
-      f"hops is {asked!r}; give layers such as 1, 2, 4 or 8, or 'pass' for all "
-      'layers of the model.'
+      f"hops is {asked!r}; give layers such as 1, 2, 4 or 8, 'pass' for all "
+      "layers of the model, or 'auto'."
     )
+
+
+def resolve(asked: int | str, *, kernels: bool) -> int | str:
+  """What is asked for; 'auto' is many layers where GPU kernels serve.
+
+  A launch costs the host far more than a further layer of it costs a GPU that
+  leaves what nobody crosses at once. The plain form computes it in full.
+  """
+  if asked != 'auto':
+    return asked
+  return _MANY if kernels else 1
 
 
 def most(asked: int | str, layers: int) -> int:

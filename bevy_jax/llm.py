@@ -146,7 +146,7 @@ class LLM:
       self.executor,
       hops.give(
         config_lib.SCHEDULERS[scheduler or config.scheduler],
-        config.hops,
+        self.executor.hops,
         len(self.model.config.moe_ids),
       ),
       self.eviction(eviction or config.eviction),

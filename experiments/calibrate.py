@@ -32,6 +32,7 @@ def main(argv: list[str]) -> None:
       cache=CACHE.value,
       context=CONTEXT.value,
       link=LINK.value,
+      hops=1,  # What is measured is one layer.
     )
     calibration.main(MODEL.value, SHAPE.value, config, OUT.value)
   except ValueError as error:

@@ -60,7 +60,7 @@ class Options:
   eviction: str = cells.EVICTION
   link: str = 'auto'
   link_depth: int = 4
-  hops: int | str = 1
+  hops: int | str = 'auto'
   strict: bool = False
   kernels: str = 'auto'
   lru_turns: int = 0
@@ -151,6 +151,7 @@ class Machine:
     self.executor = device_lib.DeviceExecutor(
       c, params, model.experts, self._config, options.positions, model.format
     )
+    self._config = dataclasses.replace(self._config, hops=self.executor.hops)
     self.executor.fill_caches(options.seed)
     self.whole = self.executor.slots == self._pairs
     self._bytes = floors.count(c, params, model.experts.block_bytes)

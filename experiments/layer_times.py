@@ -170,7 +170,9 @@ class Probe:
     run = engine.Engine(
       model,
       executor,
-      hops.give(config_lib.SCHEDULERS[scheduler], config.hops, self._layers),
+      hops.give(
+        config_lib.SCHEDULERS[scheduler], self.executor.hops, self._layers
+      ),
       config_lib.make_eviction(
         config.eviction, config.trace, self._layers, model.num_experts
       ),

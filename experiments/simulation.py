@@ -200,7 +200,8 @@ class Simulation:
       prefetch = self._prefetcher(prefetch)
     if isinstance(scheduler, str):
       known = config_lib.SCHEDULERS[scheduler]
-      scheduler = hops.give(known, config.hops, self.trace.layers)
+      asked = hops.resolve(config.hops, kernels=False)
+      scheduler = hops.give(known, asked, self.trace.layers)
     if isinstance(eviction, str):
       eviction = self._eviction(eviction)
     awaited = _Awaited(self.trace.num_experts)

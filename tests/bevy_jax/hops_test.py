@@ -30,8 +30,15 @@ class SizesTest(parameterized.TestCase):
   def test_what_is_asked_for(self):
     self.assertEqual([hops.most(n, 6) for n in (1, 4, 8, 'pass')], [1, 4, 6, 6])
     for wrong in (0, -1, True, 1.5, 'all'):
-      with self.assertRaisesRegex(ValueError, "or 'pass'"):
+      with self.assertRaisesRegex(ValueError, "or 8, 'pass'"):
         hops.check(wrong)
+
+  def test_auto_is_many_through_the_kernels_alone(self):
+    hops.check('auto')
+    self.assertEqual(hops.resolve('auto', kernels=True), 8)
+    self.assertEqual(hops.resolve('auto', kernels=False), 1)
+    for asked in (1, 4, 'pass'):
+      self.assertEqual(hops.resolve(asked, kernels=True), asked)
 
   def test_who_never_crosses_is_left_alone(self):
     self.assertEqual(hops.give(baselines.Solo(), 4, 6), baselines.Solo())
