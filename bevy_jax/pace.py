@@ -18,6 +18,8 @@ class Pace:
     load: link time of one load.
     fixed: what a launch costs whatever it does.
     expert: what a launch costs for each expert that it reads.
+    head: what a launch through the last layer costs beside that: head and
+      sampling, which every group that comes there apart pays once more.
     device: device time of a launch.
     loads: loads that a launch's answer makes necessary.
     alone: what a load takes from issue to landing that waits for no other.
@@ -27,7 +29,7 @@ class Pace:
   def __init__(self) -> None:
     self.now = 0
     self.load = self.fixed = self.expert = self.device = self.loads = 0.0
-    self.alone, self.late = 0.0, True
+    self.alone, self.late, self.head = 0.0, True, 0.0
     self._landed = self._ended = 0
     self._lone = -1  # Key of a load that began on an idle link.
     self._begun: dict[int, tuple[int, int]] = {}
@@ -123,6 +125,7 @@ class Pace:
     began: int = -1,
     hops: int = 1,
     read: int = 0,
+    last: bool = False,
   ) -> None:
     """A decode launch is over and its answer asks for so many loads.
 
@@ -136,7 +139,15 @@ class Pace:
     waves, self._waves = self._waves, 0.0
     if not begun or took <= 0:
       return
-    took, n = took / hops, (first + read) / hops
+    n = (first + read) / hops
+    if last and self.device:
+      usual = self.cost(n) * hops
+      took -= (more := max(0.0, took - usual))
+      if self.head:
+        more = min(more, _LATE * self.head)
+      self.head += (more - self.head) * (_NEW if self.head else 1.0)
+      waves += more / hops
+    took /= hops
     took = min(took, _LATE * self.device) if self.device else took
     self._weight = self._weight * _KEPT + 1.0
     seen = n, took, n * n, n * took
