@@ -266,9 +266,8 @@ class Engine:
       reached = {(flight.layer + hops) % self._layers for hops in crossed}
       missing = sum(map(self.view.missing, reached))
       self.view.pace.launch_ended(
-        ended.time, ended.launch, missing, ended.began, flight.hops, read,
-        flight.layer + flight.hops >= self._layers,
-      )  # fmt: skip
+        ended.time, ended.launch, missing, ended.began, flight.hops, read
+      )
     elif flight.kind == 'decode':
       self.view.pace.wave_ended(ended.time, ended.launch, ended.began)
     self._set_floor()

@@ -98,7 +98,8 @@ class Flights:
     self._view.in_flight += 1
     if batch.kind == 'decode':
       self._view.flying += group
-      self._view.pace.launch_begun(number, experts.bit_count())
+      last = batch.finish and layer + hops >= len(table.resident)
+      self._view.pace.launch_begun(number, experts.bit_count(), last)
     base = layer * table.experts
     self._log(
       events.LaunchBegun(

@@ -32,7 +32,7 @@ class Pace:
     self.alone, self.late, self.head = 0.0, True, 0.0
     self._landed = self._ended = 0
     self._lone = -1  # Key of a load that began on an idle link.
-    self._begun: dict[int, tuple[int, int]] = {}
+    self._begun: dict[int, tuple[int, int, bool]] = {}
     self._waves = 0.0  # Device time of waves since the last whole launch.
     self._issued: dict[int, int] = {}
     self._weight = self._apart = 0.0
@@ -57,8 +57,11 @@ class Pace:
     """Likewise of the device."""
     if not self._begun:
       return self.now
-    first = max(self._ended, min(begun for begun, _ in self._begun.values()))
-    cost = sum(self.cost(experts) for _, experts in self._begun.values())
+    first = max(self._ended, min(b for b, _, _ in self._begun.values()))
+    cost = sum(
+      self.cost(experts) + self.head * last
+      for _, experts, last in self._begun.values()
+    )
     return max(self.now, first + cost)
 
   @property
@@ -105,13 +108,15 @@ class Pace:
     else:
       self.load += (_LATE - 1) * usual * _NEW
 
-  def launch_begun(self, number: int, experts: int) -> None:
-    """A decode launch begins."""
-    self._begun[number] = self.now, experts
+  def launch_begun(
+    self, number: int, experts: int, last: bool = False
+  ) -> None:
+    """A decode launch begins; whether it comes through the last layer."""
+    self._begun[number] = self.now, experts, last
 
   def wave_ended(self, time: int, number: int, began: int = -1) -> None:
     """A wave is over: device time of the launch that will finish it."""
-    begun, _ = self._begun.pop(number)
+    begun, _, _ = self._begun.pop(number)
     took = float(time - max(self._ended, begun, began))
     self._ended = time
     if begun and took > 0:
@@ -125,15 +130,15 @@ class Pace:
     began: int = -1,
     hops: int = 1,
     read: int = 0,
-    last: bool = False,
   ) -> None:
     """A decode launch is over and its answer asks for so many loads.
 
     `began` is when the device turned to it, -1 where nobody can tell. It
     might cross `hops` layers and read so many experts behind the first of
-    them: it counts as the mean of so many launches.
+    them: it counts as the mean of so many launches. One through the last
+    layer tells of the head, by what it takes longer than others.
     """
-    begun, first = self._begun.pop(number)
+    begun, first, last = self._begun.pop(number)
     took = float(time - max(self._ended, begun, began))
     self._ended = time
     waves, self._waves = self._waves, 0.0
@@ -141,10 +146,9 @@ class Pace:
       return
     n = (first + read) / hops
     if last and self.device:
-      usual = self.cost(n) * hops
-      took -= (more := max(0.0, took - usual))
-      if self.head:
-        more = min(more, _LATE * self.head)
+      more = max(0.0, took - self.cost(n) * hops)
+      took -= more
+      more = min(more, _LATE * self.head) if self.head else more
       self.head += (more - self.head) * (_NEW if self.head else 1.0)
       waves += more / hops
     took /= hops
