@@ -24,12 +24,14 @@ class Pace:
     loads: loads that a launch's answer makes necessary.
     alone: what a load takes from issue to landing that waits for no other.
     late: whether loads are bound late; see `depth`.
+    heads: whether launches through the last layer are measured apart.
   """
 
   def __init__(self) -> None:
     self.now = 0
     self.load = self.fixed = self.expert = self.device = self.loads = 0.0
-    self.alone, self.late, self.head = 0.0, True, 0.0
+    self.alone = self.head = 0.0
+    self.late = self.heads = True
     self._landed = self._ended = 0
     self._lone = -1  # Key of a load that began on an idle link.
     self._begun: dict[int, tuple[int, int, bool]] = {}
@@ -108,11 +110,9 @@ class Pace:
     else:
       self.load += (_LATE - 1) * usual * _NEW
 
-  def launch_begun(
-    self, number: int, experts: int, last: bool = False
-  ) -> None:
+  def launch_begun(self, number: int, experts: int, last: bool = False) -> None:
     """A decode launch begins; whether it comes through the last layer."""
-    self._begun[number] = self.now, experts, last
+    self._begun[number] = self.now, experts, last and self.heads
 
   def wave_ended(self, time: int, number: int, began: int = -1) -> None:
     """A wave is over: device time of the launch that will finish it."""
