@@ -102,7 +102,8 @@ class Flights:
     self._view.in_flight += 1
     if batch.kind == 'decode':
       self._view.flying += group
-      self._view.pace.launch_begun(number, experts.bit_count())
+      last = batch.finish and layer + hops >= len(table.resident)
+      self._view.pace.launch_begun(number, experts.bit_count(), last)
     self._log(
       events.LaunchBegun(
         now,

@@ -49,10 +49,13 @@ def pays(view: protocols.View, launch: protocols.Launch) -> bool:
   if pace.loads:
     slack = max(0.0, _backlog(view) - cost - pace.device / pace.loads)
   saved = -_REVEALED * min(pace.load * pace.loads, cost)
+  apart = pace.fixed
+  if launch.layer == len(view.resident) - 1:
+    apart += pace.head
   for eta, experts, known in sorted(_joiners(view, launch, free)):
     # As much as chance says, where it is not known.
     shared = known if known >= 0 else experts * size / view.experts
-    saved += pace.fixed + pace.expert * shared
+    saved += apart + pace.expert * shared
     size += experts - shared
     if short * saved > max(0.0, eta - free - slack):
       return True

@@ -18,19 +18,23 @@ class Pace:
     load: link time of one load.
     fixed: what a launch costs whatever it does.
     expert: what a launch costs for each expert that it reads.
+    head: what a launch through the last layer costs beside that: head and
+      sampling, which every group that comes there apart pays once more.
     device: device time of a launch.
     loads: loads that a launch's answer makes necessary.
     alone: what a load takes from issue to landing that waits for no other.
     late: whether loads are bound late; see `depth`.
+    heads: whether launches through the last layer are measured apart.
   """
 
   def __init__(self) -> None:
     self.now = 0
     self.load = self.fixed = self.expert = self.device = self.loads = 0.0
-    self.alone, self.late = 0.0, True
+    self.alone = self.head = 0.0
+    self.late = self.heads = True
     self._landed = self._ended = 0
     self._lone = -1  # Key of a load that began on an idle link.
-    self._begun: dict[int, tuple[int, int]] = {}
+    self._begun: dict[int, tuple[int, int, bool]] = {}
     self._waves = 0.0  # Device time of waves since the last whole launch.
     self._issued: dict[int, int] = {}
     self._weight = self._apart = 0.0
@@ -55,8 +59,11 @@ class Pace:
     """Likewise of the device."""
     if not self._begun:
       return self.now
-    first = max(self._ended, min(begun for begun, _ in self._begun.values()))
-    cost = sum(self.cost(experts) for _, experts in self._begun.values())
+    first = max(self._ended, min(b for b, _, _ in self._begun.values()))
+    cost = sum(
+      self.cost(experts) + self.head * last
+      for _, experts, last in self._begun.values()
+    )
     return max(self.now, first + cost)
 
   @property
@@ -103,13 +110,13 @@ class Pace:
     else:
       self.load += (_LATE - 1) * usual * _NEW
 
-  def launch_begun(self, number: int, experts: int) -> None:
-    """A decode launch begins."""
-    self._begun[number] = self.now, experts
+  def launch_begun(self, number: int, experts: int, last: bool = False) -> None:
+    """A decode launch begins; whether it comes through the last layer."""
+    self._begun[number] = self.now, experts, last and self.heads
 
   def wave_ended(self, time: int, number: int, began: int = -1) -> None:
     """A wave is over: device time of the launch that will finish it."""
-    begun, _ = self._begun.pop(number)
+    begun, _, _ = self._begun.pop(number)
     took = float(time - max(self._ended, begun, began))
     self._ended = time
     if begun and took > 0:
@@ -128,15 +135,23 @@ class Pace:
 
     `began` is when the device turned to it, -1 where nobody can tell. It
     might cross `hops` layers and read so many experts behind the first of
-    them: it counts as the mean of so many launches.
+    them: it counts as the mean of so many launches. One through the last
+    layer tells of the head, by what it takes longer than others.
     """
-    begun, first = self._begun.pop(number)
+    begun, first, last = self._begun.pop(number)
     took = float(time - max(self._ended, begun, began))
     self._ended = time
     waves, self._waves = self._waves, 0.0
     if not begun or took <= 0:
       return
-    took, n = took / hops, (first + read) / hops
+    n = (first + read) / hops
+    if last and self.device:
+      more = max(0.0, took - self.cost(n) * hops)
+      took -= more
+      more = min(more, _LATE * self.head) if self.head else more
+      self.head += (more - self.head) * (_NEW if self.head else 1.0)
+      waves += more / hops
+    took /= hops
     took = min(took, _LATE * self.device) if self.device else took
     self._weight = self._weight * _KEPT + 1.0
     sums = self._sums

@@ -35,7 +35,7 @@ class Runahead:
   """
 
   depth: int = 2
-  max_lag: int | None = 6
+  max_lag: int | None = 24
   near: int | None = 1
   hold: bool = True
   hops: int = 1

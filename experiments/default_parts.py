@@ -23,12 +23,14 @@ class Part(NamedTuple):
     eviction: who evicts.
     prefetch: who prefetches.
     late: whether loads are bound late, see `Pace.depth`.
+    heads: whether the head is measured apart, see `Pace.head`.
   """
 
   scheduler: protocols.Scheduler = config_lib.SCHEDULERS['runahead']
   eviction: str = grids.OURS.eviction
   prefetch: str = grids.OURS.prefetch
   late: bool = True
+  heads: bool = True
 
 
 PARTS: dict[str, Part] = {
@@ -36,9 +38,11 @@ PARTS: dict[str, Part] = {
   'no prefetch': Part(prefetch='none'),
   'prefetch unguarded': Part(prefetch=f'{grids.OURS.prefetch}:guarded=false'),
   'loads bound early': Part(late=False),
+  'head as any layer': Part(heads=False),
   'no holding': Part(runahead.Runahead(hold=False)),
   'lag 1 always': Part(runahead.Runahead(max_lag=1)),
-  'lag 6 always': Part(runahead.Runahead(near=None)),
+  'lag 6 at most': Part(runahead.Runahead(max_lag=6)),
+  'lag 24 always': Part(runahead.Runahead(near=None)),
   'lag unbounded': Part(runahead.Runahead(max_lag=None, near=None)),
   'one launch in flight': Part(runahead.Runahead(depth=1)),
   'decayed LFU': Part(eviction='lfu_decayed'),
@@ -132,6 +136,7 @@ def _run(
   part = PARTS[name]
   engine = sim.engine(part.scheduler, part.eviction, part.prefetch)
   engine.view.pace.late = part.late
+  engine.view.pace.heads = part.heads
   while engine.busy:
     engine.step()
   window = window_lib.find(engine.log, requests, skip)

@@ -22,7 +22,7 @@ class Tile(NamedTuple):
 Pair = tuple[Tile, Tile]
 
 
-def expert(form: str, shape: tuple[int, int, int], rows: int) -> Pair:
+def expert(form: str, shape: tuple[int, ...], rows: int) -> Pair:
   """Tiles of gate and up, and of the way down.
 
   Args:

@@ -101,6 +101,17 @@ class HoldingTest(absltest.TestCase):
       view.pace.load_issued(3 * _EXPERTS + 5)
       self.assertEqual(holding.pays(view, _launch(me)), pays, load)
 
+  def test_longer_where_the_head_comes_next(self):
+    """Who goes there apart pays it once more. Seen to fail without it."""
+    for layer, load, pays in ((3, 150.0, False), (5, 150.0, True)):
+      me, late = _progress(0, layer, 0, 1), _progress(1, layer, 0, 1, 5)
+      view = _view([me, late], {layer: 0b11})
+      view.loading[layer] = 1 << 5
+      view.pace.load, view.pace.loads = load, 20.0 / load
+      view.pace.head = 50.0
+      view.pace.load_issued(layer * _EXPERTS + 5)
+      self.assertEqual(holding.pays(view, _launch(me)), pays, layer)
+
 
 if __name__ == '__main__':
   absltest.main()

@@ -58,6 +58,27 @@ class PaceTest(absltest.TestCase):
       _launch(pace, number, 1000 * (number + 1), 1000 * number + 1300, 4)
     self.assertEqual((pace.fixed, pace.expert), (300, 0))
 
+  def test_the_head_counts_apart(self):
+    """Every fourth launch goes through it: 900 beside 500 and 30 an expert.
+
+    Seen to fail with the head in the line (fixed 719), and without it in the
+    mean or in when the device is free.
+    """
+    pace = pace_lib.Pace()
+    for number in range(80):
+      pace.now, experts = 10_000 * (number + 1), (2, 8, 5)[number % 3]
+      last = number % 4 == 3
+      took = 500 + 30 * experts + 900 * last
+      pace.launch_begun(number, experts, last)
+      pace.launch_ended(pace.now + took, number, 1)
+    self.assertAlmostEqual(pace.head, 900, delta=5)
+    self.assertAlmostEqual(pace.fixed, 500, delta=5)
+    self.assertAlmostEqual(pace.expert, 30, delta=1)
+    self.assertAlmostEqual(pace.device, 650 + 900 / 4, delta=15)
+    pace.now = 900_000
+    pace.launch_begun(80, 5, last=True)
+    self.assertAlmostEqual(pace.device_free, 901_550, delta=10)
+
   def test_the_device_that_tells_when_it_turned_to_a_launch_is_believed(self):
     pace = pace_lib.Pace()
     pace.now = 100
