@@ -34,6 +34,7 @@ SET = flags.DEFINE_multi_string('set', [], 'field=value, of run or engine.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
 RECORD = flags.DEFINE_string('record', '', 'Trace (.npz) of the first run.')
 EVENTS = flags.DEFINE_string('events', '', 'Where to write the event log.')
+TIMELINE = flags.DEFINE_string('timeline', '', 'For Perfetto: RUN.json.gz.')
 
 
 def build_config() -> configs.Decode:
@@ -76,12 +77,12 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   try:
-    code = job.main(build_config(), REPORT.value, EVENTS.value, RECORD.value)
+    paths = [f.value for f in (REPORT, EVENTS, RECORD, TIMELINE)]
+    raise SystemExit(job.main(build_config(), *paths))
   except ValueError as error:
     raise SystemExit(f'decode: {error}') from error
   except KeyboardInterrupt:
     raise SystemExit(130) from None
-  raise SystemExit(code)
 
 
 if __name__ == '__main__':

@@ -7,7 +7,7 @@ import pathlib
 import rich.console
 import rich.markup
 
-from bevy_jax import events, recording
+from bevy_jax import events, recording, timeline
 from bevy_jax import report as report_lib
 from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import configs, run
@@ -19,15 +19,20 @@ _ROUNDED = (
 
 
 def main(
-  config: configs.Decode, report: str, log: str, record: str = ''
+  config: configs.Decode,
+  report: str,
+  log: str,
+  record: str = '',
+  picture: str = '',
 ) -> int:
   """Runs it; the exit code: 0, 1 where a request failed, 130 after Ctrl-C.
 
   What was decoded until then is printed, and the report and the events are
-  written all the same. `report`, `log` and `record` are paths, empty for
-  none; `record` is the routing trace of the first run, whose texts are shown.
+  written all the same. All but the config are paths, empty for none: `record`
+  is the routing trace of the first run, whose texts are shown, `picture` a
+  timeline of each.
   """
-  for path in (report, log, record):
+  for path in (report, log, record, picture):
     folder = pathlib.Path(path or '.').resolve().parent
     if not folder.is_dir():
       raise ValueError(
@@ -56,6 +61,10 @@ def main(
     path = log if len(runs) == 1 else f'{log}.{number}'
     events.save(path, {'config': resolved, 'link': bench.link}, done.log)
     console.print(f'events: {path}', highlight=False)
+  if picture:
+    experts = bench.llm.model.config.num_experts
+    paths = timeline.save_all(picture, [done.log for done in runs], experts)
+    console.print(f'timeline: {", ".join(paths)}', highlight=False)
   if record:
     _record(console, bench, runs[0], record)
   if runs[-1].interrupted:

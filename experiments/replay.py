@@ -48,7 +48,7 @@ LINK = flags.DEFINE_string('link', '', 'throttled:GB_PER_S[:LATENCY_US].')
 PRIORITY = flags.DEFINE_bool('priority', False, 'Demand overtakes prefetches.')
 BOUNDS = flags.DEFINE_bool('bounds', True, 'Whether bounds are computed too.')
 REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
-
+TIMELINE = flags.DEFINE_string('timeline', '', 'For Perfetto: RUN.json.gz.')
 
 _PLAIN = (TRACE, PLATFORM, SHAPE, EXPERT_MB, LAYER_MB, HEAD_MB, REQUESTS,
   SCHEDULER, EVICTION, PREFETCH, FIRST, COUNT, SKIP, TOKENS, LINK, PRIORITY,
@@ -73,16 +73,16 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f'not a flag: {argv[1:]}')
   console = rich.console.Console(highlight=False)
   try:
-    if not pathlib.Path(REPORT.value or '.').resolve().parent.is_dir():
-      raise ValueError(f'{REPORT.value}: make its folder first.')
-    runs = simulation.main(build_config(), console.print)
+    for path in (REPORT.value, TIMELINE.value):
+      if not pathlib.Path(path or '.').resolve().parent.is_dir():
+        raise ValueError(f'{path}: make its folder first.')
+    runs = simulation.main(build_config(), console.print, TIMELINE.value)
+    reports = [r.report for r in runs]
+    if REPORT.value:
+      report_lib.save(REPORT.value, reports)
   except (ValueError, OSError) as error:
     raise SystemExit(f'replay: {error}') from error
-  reports = [r.report for r in runs]
-  console.print(report_lib.table(reports))
-  console.print(reports[0]['note'])
-  if REPORT.value:
-    report_lib.save(REPORT.value, reports)
+  console.print(report_lib.table(reports), reports[0]['note'], sep='\n')
 
 
 if __name__ == '__main__':

@@ -16,6 +16,7 @@ from bevy_jax import (
   protocols,
   shapes,
   synthetic,
+  timeline,
   virtual,
 )
 from bevy_jax import report as report_lib
@@ -286,13 +287,21 @@ class Simulation:
     )
 
 
-def main(config: Replay, say: Callable[[str], None]) -> list[Run]:
-  """Every variant of an experiment; `say` hears what runs."""
+def main(
+  config: Replay, say: Callable[[str], None], picture: str = ''
+) -> list[Run]:
+  """Every variant of an experiment; `say` hears what runs.
+
+  `picture` is the path of a timeline of each, empty for none.
+  """
   found = []
   simulation = Simulation(config)
   for variant in config.variants():
     say(' / '.join(variant))
     found.append(simulation.run(*variant))
+  if picture:
+    logs, experts = [run.log for run in found], simulation.trace.num_experts
+    say(f'timeline: {", ".join(timeline.save_all(picture, logs, experts))}')
   return found
 
 

@@ -1,0 +1,246 @@
+"""A run as a picture to walk through: its event log for Perfetto.
+
+The file is JSON in Chrome's trace format, which https://ui.perfetto.dev opens.
+Link, device, host and disk have a track each, and so has every request. Times
+are those of `busy`, which the report adds up too.
+"""
+
+import dataclasses
+import gzip
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bevy_jax import busy, events
+
+Record = dict[str, Any]
+
+_MACHINE, _REQUESTS = 1, 2  # Processes, as Perfetto calls groups of tracks.
+_TRACKS = {'device': 1, 'link': 2, 'host': 3, 'disk': 4}
+_SECTIONS = tuple(field.name for field in dataclasses.fields(events.HostTime))
+
+
+def make(log: Sequence[events.Event], experts: int) -> list[Record]:
+  """The records of a run, by when they begin; the first event is at 0.
+
+  Args:
+    log: its events.
+    experts: of a layer, by which keys tell layer and expert.
+  """
+  found = [
+    *_device(log),
+    *_link(log, experts),
+    *_disk(log, experts),
+    *_host(log),
+    *_requests(log),
+    *_flows(log),
+    *_counters(log),
+  ]
+  start = log[0].time / 1000 if log else 0.0
+  for record in found:
+    record['ts'] -= start
+  found.sort(key=lambda record: record['ts'])
+  return [*_names(log), *found]
+
+
+def save_all(
+  path: str, logs: Sequence[Sequence[events.Event]], experts: int
+) -> list[str]:
+  """A file a run; of several the first is run.0.json.gz for run.json.gz."""
+  found = pathlib.Path(path)
+  stem, dot, endings = found.name.partition('.')
+  paths = [path]
+  if len(logs) > 1:
+    names = [f'{stem}.{number}{dot}{endings}' for number in range(len(logs))]
+    paths = [str(found.with_name(name)) for name in names]
+  for own, log in zip(paths, logs, strict=True):
+    save(own, log, experts)
+  return paths
+
+
+def save(
+  path: pathlib.Path | str, log: Sequence[events.Event], experts: int
+) -> None:
+  """Writes it, packed where the path ends in .gz."""
+  text = json.dumps({'traceEvents': make(log, experts)}).encode()
+  if str(path).endswith('.gz'):
+    text = gzip.compress(text, mtime=0)
+  pathlib.Path(path).write_bytes(text)
+
+
+def _slice(
+  track: int, name: str, span: busy.Span, process: int = _MACHINE, **args: Any
+) -> Record:
+  begin, end = span
+  return {
+    'ph': 'X',
+    'pid': process,
+    'tid': track,
+    'name': name,
+    'ts': begin / 1000,
+    'dur': (end - begin) / 1000,
+    'args': args,
+  }
+
+
+def _names(log: Sequence[events.Event]) -> Iterator[Record]:
+  """What processes and tracks are called."""
+  tracks = [(_MACHINE, track, name) for name, track in _TRACKS.items()]
+  tracks += [
+    (_REQUESTS, e.request, f'request {e.request}')
+    for e in log
+    if isinstance(e, events.Admitted)
+  ]
+  for process, name in ((_MACHINE, 'machine'), (_REQUESTS, 'requests')):
+    yield _name('process_name', process, 0, name)
+  for process, track, name in tracks:
+    yield _name('thread_name', process, track, name)
+
+
+def _name(what: str, process: int, track: int, name: str) -> Record:
+  args = {'name': name}
+  return {'ph': 'M', 'pid': process, 'tid': track, 'name': what, 'args': args}
+
+
+def _device(log: Sequence[events.Event]) -> Iterator[Record]:
+  for ran in busy.launches(log):
+    launch = ran.event
+    yield _slice(
+      _TRACKS['device'],
+      _launch_name(launch),
+      (ran.begin, ran.end),
+      launch=launch.launch,
+      requests=list(launch.requests),
+      experts=len(launch.experts) + ran.more,
+      hops=launch.hops,
+    )
+
+
+def _launch_name(launch: events.LaunchBegun) -> str:
+  if launch.kind != 'decode':
+    return launch.kind if launch.layer < 0 else f'{launch.kind} {launch.layer}'
+  wave = '' if launch.finish else ' (wave)'
+  return f'layer {launch.layer}, {len(launch.requests)} rows{wave}'
+
+
+def _landed(
+  log: Sequence[events.Event],
+) -> list[tuple[events.LoadLanded, busy.Load]]:
+  landed = [e for e in log if isinstance(e, events.LoadLanded)]
+  return list(zip(landed, busy.loads(log), strict=True))
+
+
+def _link(log: Sequence[events.Event], experts: int) -> Iterator[Record]:
+  causes = {}
+  for event in log:
+    if isinstance(event, events.LoadIssued):
+      causes[event.key] = event.cause
+  for event, load in _landed(log):
+    layer, expert = divmod(event.key, experts)
+    yield _slice(
+      _TRACKS['link'],
+      f'layer {layer}, expert {expert}',
+      (load.begin, load.end),
+      slot=event.slot,
+      cause=causes[event.key],
+    )
+
+
+def _disk(log: Sequence[events.Event], experts: int) -> Iterator[Record]:
+  for event in log:
+    if isinstance(event, events.LoadLanded) and event.read:
+      layer, expert = divmod(event.key, experts)
+      name, (begin, end) = f'layer {layer}, expert {expert}', event.read
+      yield _slice(_TRACKS['disk'], name, (begin, end))
+
+
+def _host(log: Sequence[events.Event]) -> Iterator[Record]:
+  """What the host did since the launch before, set before the next one.
+
+  The log tells how much of each kind, not when: it is drawn in one piece.
+  """
+  before, free = [0] * len(_SECTIONS), 0
+  for event in log:
+    if not isinstance(event, events.LaunchBegun):
+      continue
+    now = [*event.host, *[0] * (len(_SECTIONS) - len(event.host))]
+    spent = [a - b for a, b in zip(now, before, strict=True)]
+    at = max(free, event.time - sum(spent))
+    for name, ns in zip(_SECTIONS, spent, strict=True):
+      end = min(at + ns, event.time)
+      if end > at:
+        yield _slice(_TRACKS['host'], name, (at, end))
+        at = end
+    before, free = now, event.time
+
+
+def _requests(log: Sequence[events.Event]) -> Iterator[Record]:
+  """Each request in a launch, and in between what it waits for."""
+  ends = {ran.event.launch: ran.end for ran in busy.launches(log)}
+  since: dict[int, tuple[int, str]] = {}
+  for event in log:
+    if isinstance(event, events.Admitted):
+      since[event.request] = event.time, 'admitted'
+    elif isinstance(event, events.Routed):
+      missing = len(event.experts) - event.hits
+      words = f'waits for {missing} experts' if missing else 'ready'
+      since[event.request] = event.time, f'{words}, layer {event.layer}'
+    elif isinstance(event, events.Finished):
+      since.pop(event.request, None)
+    elif isinstance(event, events.LaunchBegun) and event.launch in ends:
+      for request in event.requests:
+        begun, words = since.pop(request, (event.time, ''))
+        if event.time > begun:
+          yield _slice(request, words, (begun, event.time), _REQUESTS)
+        span = event.time, ends[event.launch]
+        yield _slice(request, _launch_name(event), span, _REQUESTS)
+
+
+def _flows(log: Sequence[events.Event]) -> Iterator[Record]:
+  """From each load to the first launch that read what it brought."""
+  begins = {ran.event.launch: ran.begin for ran in busy.launches(log)}
+  ends = {id(event): load.end for event, load in _landed(log)}
+  fresh: dict[int, int] = {}
+  for event in log:
+    if isinstance(event, events.LoadLanded):
+      fresh[event.key] = ends[id(event)]
+    elif isinstance(event, events.LaunchBegun | events.Crossed):
+      if event.launch not in begins:
+        continue
+      for key in event.experts:
+        if key in fresh:
+          yield from _flow(fresh.pop(key), begins[event.launch], key)
+
+
+def _flow(landed: int, read: int, key: int) -> Iterator[Record]:
+  number = f'{key}.{landed}'
+  both = {'name': 'used', 'cat': 'load', 'id': number, 'pid': _MACHINE}
+  # An arrow begins inside of the slice that it leaves.
+  yield both | {'ph': 's', 'tid': _TRACKS['link'], 'ts': (landed - 1) / 1000}
+  at = max(read, landed) / 1000
+  yield both | {'ph': 'f', 'bp': 'e', 'tid': _TRACKS['device'], 'ts': at}
+
+
+def _counters(log: Sequence[events.Event]) -> Iterator[Record]:
+  resident, at = 0, dict[int, int]()
+  for event in log:
+    if isinstance(event, events.LoadLanded | events.Evicted):
+      resident += 1 if isinstance(event, events.LoadLanded) else -1
+      yield _counter('resident experts', event.time, resident)
+    elif isinstance(event, events.LaunchBegun):
+      yield _counter('rows of a launch', event.time, len(event.requests))
+    elif isinstance(event, events.Routed):
+      at[event.request] = event.position
+      lag = max(at.values()) - min(at.values())
+      yield _counter('lag in layers', event.time, lag)
+    elif isinstance(event, events.Finished):
+      at.pop(event.request, None)
+
+
+def _counter(name: str, time: int, value: int) -> Record:
+  args = {'value': value}
+  return {
+    'ph': 'C', 'pid': _MACHINE, 'tid': 0, 'name': name, 'ts': time / 1000,
+    'args': args,
+  }  # fmt: skip
