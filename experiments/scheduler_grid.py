@@ -233,7 +233,7 @@ def load(path: pathlib.Path, redo: Sequence[str] = ()) -> list[Row]:
       )
     rows = [row for row in reader if all(row[name] for name in COLUMNS)]
   return [
-    {n: v if n in _TEXTS else float(v) for n, v in row.items()}
+    {n: v if n in _TEXTS else _number(v) for n, v in row.items()}
     for row in rows
     if row['scheduler'] not in redo
   ]
@@ -355,3 +355,9 @@ class _Clock:
       f'{self._count}/{self._of} {pathlib.Path(cell.trace).name} {place}: '
       f'{rows} runs, {took / 60:.1f} min, about {left / 60:.1f} left'
     )
+
+
+def _number(text: str) -> int | float:
+  """As it was written: a whole number stays one."""
+  value = float(text)
+  return int(value) if value.is_integer() else value
