@@ -270,6 +270,6 @@ def _show(
 def save(path: str, rows: Sequence[Row]) -> None:
   """Writes rows as CSV."""
   with open(path, 'w', encoding='utf-8', newline='') as file:
-    writer = csv.DictWriter(file, list(rows[0]))
+    writer = csv.DictWriter(file, list(rows[0]), lineterminator='\n')
     writer.writeheader()
     writer.writerows(rows)

@@ -91,7 +91,7 @@ def main(
     say(' '.join(map(str, cell)) + f': {len(own)} runs')
   if path:
     with pathlib.Path(path).open('w', encoding='utf-8', newline='') as file:
-      writer = csv.DictWriter(file, COLUMNS)
+      writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
       writer.writeheader()
       writer.writerows(rows)
   say(table(rows))

@@ -324,7 +324,7 @@ def _each(
 
 def _write(path: pathlib.Path, rows: Sequence[Row], mode: str) -> None:
   with path.open(mode, encoding='utf-8', newline='') as file:
-    writer = csv.DictWriter(file, COLUMNS)
+    writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
     if mode == 'w':
       writer.writeheader()
     writer.writerows(rows)
