@@ -180,7 +180,7 @@ class Launches:
     tables[:] = batch.tables
     if not batch.finish:
       wave = self.programs.wave('wave', group)
-      given = self.programs.mlp(batch.layer), pool, self._state, array
+      given: Any = self.programs.mlp(batch.layer), pool, self._state, array
       return _Call(wave, given, '_state'), ()
     drawn = any([self._draws[row] for row in batch.rows])
     stage = self.programs.launcher(batch.layer, crossed, group, drawn)
@@ -214,14 +214,14 @@ class Launches:
     slots[len(batch.slots) :] = -1
     if not batch.finish:
       wave = self.programs.wave('prefill_wave')
-      given = self.programs.mlp(batch.layer), pool, self._prompt, array
+      given: Any = self.programs.mlp(batch.layer), pool, self._prompt, array
       return _Call(wave, given, '_prompt')
     stage = self.programs.prefill[batch.layer]
     assert stage is not None, 'nothing lies behind these experts'
     program = self.programs.get('prefill', stage.segment)
     caches = self._caches_of(stage.order)
-    taken = stage.weights, pool, caches, self._prompt, array
-    return _Call(program, taken, '_prompt', stage.order)
+    given = stage.weights, pool, caches, self._prompt, array
+    return _Call(program, given, '_prompt', stage.order)
 
   def _run(self, call: _Call) -> jax.Array:
     """Begins it and keeps what it leaves; its answer comes last."""

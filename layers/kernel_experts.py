@@ -56,9 +56,9 @@ def gate_up(
   fb, db = kernels.block(f, tile.outer), kernels.block(d, tile.inner)
 
   def kernel(pool: Any, x: Any, slots: Any, *refs: Any) -> None:
-    *where, out = refs
+    control, hop, out = refs
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * fb, fb)
-    slot = place.slot(*where, expert)
+    slot = place.slot(control, hop, expert)
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
@@ -100,9 +100,9 @@ def down(
   ob, fb = kernels.block(d, tile.outer), kernels.block(f, tile.inner)
 
   def kernel(pool: Any, hidden: Any, slots: Any, *refs: Any) -> None:
-    *where, out = refs
+    control, hop, out = refs
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * ob, ob)
-    slot = place.slot(*where, expert)
+    slot = place.slot(control, hop, expert)
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:

@@ -80,9 +80,9 @@ def gate_up(
   some = kernels.block(groups, max(1, tile.inner // group))
 
   def kernel(data: Any, x: Any, slots: Any, *refs: Any) -> None:
-    *where, out = refs
+    control, hop, out = refs
     expert, first = pl.program_id(0), pl.program_id(1) * fb
-    slot = place.slot(*where, expert)
+    slot = place.slot(control, hop, expert)
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
@@ -136,9 +136,9 @@ def down(
   some = kernels.block(groups, max(1, tile.inner // group))
 
   def kernel(data: Any, hidden: Any, slots: Any, *refs: Any) -> None:
-    *where, out = refs
+    control, hop, out = refs
     expert, first = pl.program_id(0), pl.program_id(1) * ob
-    slot = place.slot(*where, expert)
+    slot = place.slot(control, hop, expert)
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:

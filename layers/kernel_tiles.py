@@ -34,7 +34,8 @@ def expert(form: str, shape: tuple[int, ...], rows: int) -> Pair:
   Returns:
     What was measured for this shape, or else what suits its kind.
   """
-  found = _MEASURED.get((form, *shape[1:]), _DEFAULT[form.split(':')[0]])
+  _, f, d = shape
+  found = _MEASURED.get((form, f, d), _DEFAULT[form.split(':')[0]])
   return found[min((n for n in found if n >= rows), default=max(found))]
 
 
