@@ -73,9 +73,11 @@ class CalibrateTest(parameterized.TestCase):
     others = [found['launch_us'], found['prefill_us'], *found['host'].values()]
     self.assertTrue(all(0 < x < math.inf for x in positive), found)
     self.assertTrue(all(0 <= x < math.inf for x in others), found)
-    self.assertGreater(found['host']['launch_us'], 0)
-    self.assertGreater(found['host']['land_us'], 0)
-    self.assertGreater(found['host']['look_us'], 29)
+    # Two rows at most: the fit may give all of a launch to its rows.
+    host = found['host']
+    self.assertGreater(host['launch_us'] + host['row_us'], 0)
+    self.assertGreater(host['land_us'], 0)
+    self.assertGreater(host['look_us'], 29)
 
   @parameterized.parameters(
     ({'link': 'throttled:5'}, 'not this machine'),
