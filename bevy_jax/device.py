@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -202,14 +202,7 @@ class DeviceExecutor:
     self._launches.programs.set_gates(depth)
     if depth not in self._warm_gates:
       self._warm_gates.add(depth)
-      batches = list(
-        padding.decode(
-          self._launches.programs, self._model, self.rows, self._room
-        )
-      )
-      self._launches.compile(batches, self._experts())
-      for batch in batches:
-        self._run_padding(batch)
+      self._run_padding(padding.decode)
 
   def fill_caches(self, seed: int) -> None:
     """Random keys and values at all positions: a context nobody computed."""
@@ -276,20 +269,20 @@ class DeviceExecutor:
       links.make(self.link, self._store, self._pool, self._device, self.now),
     )
 
-  def _run_padding(self, batch: protocols.Batch) -> None:
-    self.launch(-1, batch)
-    self._idle()
+  def _run_padding(
+    self, make: Callable[..., Iterator[protocols.Batch]]
+  ) -> None:
+    """Compiles and runs what a function of `padding` makes."""
+    programs = self._launches.programs
+    batches = list(make(programs, self._model, self.rows, self._room))
+    self._launches.compile(batches, self._experts())
+    for batch in batches:
+      self.launch(-1, batch)
+      self._idle()
 
   def _warm_up(self) -> None:
     """Compiles every program by running it on padding alone."""
-    batches = list(
-      padding.batches(
-        self._launches.programs, self._model, self.rows, self._room
-      )
-    )
-    self._launches.compile(batches, self._experts())
-    for batch in batches:
-      self._run_padding(batch)
+    self._run_padding(padding.batches)
     # Direct copies write no slots; who leaves them for device_put compiles.
     if self.link.transfer == 'cuda':
       return

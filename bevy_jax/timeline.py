@@ -15,6 +15,7 @@ from typing import Any
 from bevy_jax import busy, events
 
 Record = dict[str, Any]
+_Landed = list[tuple[events.LoadLanded, busy.Load]]
 
 _MACHINE, _REQUESTS = 1, 2  # Processes, as Perfetto calls groups of tracks.
 _TRACKS = {'device': 1, 'link': 2, 'host': 3, 'disk': 4}
@@ -28,13 +29,14 @@ def make(log: Sequence[events.Event], experts: int) -> list[Record]:
     log: its events.
     experts: of a layer, by which keys tell layer and expert.
   """
+  launches, landed = busy.launches(log), _landed(log)
   found = [
-    *_device(log),
-    *_link(log, experts),
+    *_device(launches),
+    *_link(log, landed, experts),
     *_disk(log, experts),
     *_host(log),
-    *_requests(log),
-    *_flows(log),
+    *_requests(log, launches),
+    *_flows(log, launches, landed),
     *_counters(log),
   ]
   start = log[0].time / 1000 if log else 0.0
@@ -103,8 +105,8 @@ def _name(what: str, process: int, track: int, name: str) -> Record:
   return {'ph': 'M', 'pid': process, 'tid': track, 'name': what, 'args': args}
 
 
-def _device(log: Sequence[events.Event]) -> Iterator[Record]:
-  for ran in busy.launches(log):
+def _device(launches: Sequence[busy.Ran]) -> Iterator[Record]:
+  for ran in launches:
     launch = ran.event
     yield _slice(
       _TRACKS['device'],
@@ -124,23 +126,22 @@ def _launch_name(launch: events.LaunchBegun) -> str:
   return f'layer {launch.layer}, {len(launch.requests)} rows{wave}'
 
 
-def _landed(
-  log: Sequence[events.Event],
-) -> list[tuple[events.LoadLanded, busy.Load]]:
+def _landed(log: Sequence[events.Event]) -> _Landed:
   landed = [e for e in log if isinstance(e, events.LoadLanded)]
   return list(zip(landed, busy.loads(log), strict=True))
 
 
-def _link(log: Sequence[events.Event], experts: int) -> Iterator[Record]:
+def _link(
+  log: Sequence[events.Event], landed: _Landed, experts: int
+) -> Iterator[Record]:
   causes = {}
   for event in log:
     if isinstance(event, events.LoadIssued):
       causes[event.key] = event.cause
-  for event, load in _landed(log):
-    layer, expert = divmod(event.key, experts)
+  for event, load in landed:
     yield _slice(
       _TRACKS['link'],
-      f'layer {layer}, expert {expert}',
+      _expert_name(event.key, experts),
       (load.begin, load.end),
       slot=event.slot,
       cause=causes[event.key],
@@ -150,9 +151,14 @@ def _link(log: Sequence[events.Event], experts: int) -> Iterator[Record]:
 def _disk(log: Sequence[events.Event], experts: int) -> Iterator[Record]:
   for event in log:
     if isinstance(event, events.LoadLanded) and event.read:
-      layer, expert = divmod(event.key, experts)
-      name, (begin, end) = f'layer {layer}, expert {expert}', event.read
+      begin, end = event.read
+      name = _expert_name(event.key, experts)
       yield _slice(_TRACKS['disk'], name, (begin, end))
+
+
+def _expert_name(key: int, experts: int) -> str:
+  layer, expert = divmod(key, experts)
+  return f'layer {layer}, expert {expert}'
 
 
 def _host(log: Sequence[events.Event]) -> Iterator[Record]:
@@ -175,9 +181,11 @@ def _host(log: Sequence[events.Event]) -> Iterator[Record]:
     before, free = now, event.time
 
 
-def _requests(log: Sequence[events.Event]) -> Iterator[Record]:
+def _requests(
+  log: Sequence[events.Event], launches: Sequence[busy.Ran]
+) -> Iterator[Record]:
   """Each request in a launch, and in between what it waits for."""
-  ends = {ran.event.launch: ran.end for ran in busy.launches(log)}
+  ends = {ran.event.launch: ran.end for ran in launches}
   since: dict[int, tuple[int, str]] = {}
   for event in log:
     if isinstance(event, events.Admitted):
@@ -197,10 +205,12 @@ def _requests(log: Sequence[events.Event]) -> Iterator[Record]:
         yield _slice(request, _launch_name(event), span, _REQUESTS)
 
 
-def _flows(log: Sequence[events.Event]) -> Iterator[Record]:
+def _flows(
+  log: Sequence[events.Event], launches: Sequence[busy.Ran], landed: _Landed
+) -> Iterator[Record]:
   """From each load to the first launch that read what it brought."""
-  begins = {ran.event.launch: ran.begin for ran in busy.launches(log)}
-  ends = {id(event): load.end for event, load in _landed(log)}
+  begins = {ran.event.launch: ran.begin for ran in launches}
+  ends = {id(event): load.end for event, load in landed}
   fresh: dict[int, int] = {}
   for event in log:
     if isinstance(event, events.LoadLanded):

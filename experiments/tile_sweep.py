@@ -69,26 +69,22 @@ def search(
   `measure` gives a tile's microseconds, infinity where it cannot run.
   """
   seen: dict[kernel_tiles.Tile, float] = {start: measure(start)}
-  best, field = start, ''
+  best = start
   while True:
-    tried = [
-      tile for name, tile in _around(best) if name != field and tile not in seen
-    ]
-    for tile in tried:
-      seen[tile] = measure(tile)
+    for tile in _around(best):
+      if tile not in seen:
+        seen[tile] = measure(tile)
     found = min(seen, key=seen.__getitem__)
     if seen[found] >= _BETTER * seen[best]:
       return Found(best, seen[best], seen[start])
     best = found
 
 
-def _around(
-  tile: kernel_tiles.Tile,
-) -> Iterator[tuple[str, kernel_tiles.Tile]]:
+def _around(tile: kernel_tiles.Tile) -> Iterator[kernel_tiles.Tile]:
   for name, values in _CHOICES.items():
     at = values.index(getattr(tile, name))
     for value in (*values[max(0, at - 1) : at], *values[at + 1 : at + 2]):
-      yield name, tile._replace(**{name: value})
+      yield tile._replace(**{name: value})
 
 
 class Sweep:

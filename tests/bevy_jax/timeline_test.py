@@ -57,8 +57,8 @@ class RunTest(parameterized.TestCase):
 
   def test_no_two_slices_of_a_track_overlap(self):
     log, experts = _run()
-    slices = _of(timeline.make(log, experts), 'X')
-    slices += _of(timeline.make(log, experts), 'X', process=2)
+    records = timeline.make(log, experts)
+    slices = _of(records, 'X') + _of(records, 'X', process=2)
     slices.sort(key=lambda r: (r['pid'], r['tid'], r['ts']))
     self.assertLen({(r['pid'], r['tid']) for r in slices}, 3 + 5)
     for one, two in itertools.pairwise(slices):
