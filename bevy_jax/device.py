@@ -16,6 +16,7 @@ from bevy_jax import (
   links,
   padding,
   protocols,
+  recorder,
   steps,
 )
 from bevy_jax import programs as programs_lib
@@ -29,7 +30,7 @@ from bevy_jax.layers import (
 from bevy_jax.layers import (
   params as params_lib,
 )
-from bevy_jax.offload import pinned, staging
+from bevy_jax.offload import cuda, cuda_graph, pinned, staging
 from bevy_jax.offload import store as store_lib
 from bevy_jax.offload import transfer as transfer_lib
 
@@ -208,6 +209,7 @@ class DeviceExecutor:
     """Random keys and values at all positions: a context nobody computed."""
     self._idle()
     self._launches.fill_caches(seed)
+    self._launches.check(self._experts())
 
   def set_choices(self, choices: Sequence[Sequence[int]]) -> None:
     """What the first rows are said to have chosen; for measurements."""
@@ -282,7 +284,11 @@ class DeviceExecutor:
 
   def _warm_up(self) -> None:
     """Compiles every program by running it on padding alone."""
+    if self.kernels and not cuda.obstacle(self._device):
+      capture = recorder.StreamCapture(cuda_graph.Runtime(self._device))
+      self._launches.record(self._experts(), capture)
     self._run_padding(padding.batches)
+    self._launches.check(self._experts())
     # Direct copies write no slots; who leaves them for device_put compiles.
     if self.link.transfer == 'cuda':
       return
@@ -301,3 +307,4 @@ class DeviceExecutor:
         moved += transfer.arrived()
       self._write_slots(moved)
     self._idle()
+    self._launches.check(self._experts())

@@ -6,7 +6,8 @@ output with the router's product, and the choice of experts with their norm.
 """
 
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,22 +43,11 @@ def decode(
   serves every layer that no head follows too soon.
   """
   control = steps.to_device(control)
-  place = _place(config, (group, len(hops)), control)
-  kept = kernel_rows.Kept(state.x, state.ids, state.weights, state.registers)
-  rows = kernel_rows.take(
-    config,
-    weights.layers['mlp_norm'],
-    group,
-    steps.ROWS_START,
-    place,
-    kept,
-    _COLUMNS,
-  )
-  replies = []
+  begun = _Launch(config, group, len(hops), weights, pool, control)
+  rows, replies = begun.take(state), []
   for hop, segment in enumerate(hops):
     if hop:
-      together = control[steps.TOGETHER] > 0
-      rows = _agree(rows, together, state.x.shape[0])
+      rows = begun.agree(rows, hop, state)
     made = _cross(
       config, segment, (group, len(hops)), weights, pool, caches, state, rows,
       control, jnp.full((1,), hop, jnp.int32),
@@ -66,6 +56,69 @@ def decode(
     replies.append(reply)
   answer = replies[0] if len(hops) == 1 else jnp.concatenate(replies, axis=1)
   return state, caches, answer
+
+
+def apart(
+  config: config_lib.ModelConfig,
+  segment: segments.Segment,
+  group: int,
+  hops: int,
+  weights: stacked.Weights,
+  pool: experts.Pool,
+  caches: kv_cache.LayerCache,
+  state: steps.State,
+  control: jax.Array,
+) -> Iterator[tuple[steps.State, kv_cache.LayerCache, jax.Array]]:
+  """`decode` kernel by kernel, for a recorder; what is left after each hop.
+
+  Between the kernels is nothing that computes: `segment`, of all hops, has
+  neither head nor guesses, and `control` is on the device.
+  """
+  begun = _Launch(config, group, hops, weights, pool, control)
+  rows = begun.take(state)
+  for hop in range(hops):
+    if hop:
+      rows = begun.agree(rows, hop, state)
+    place = begun.place(hop)
+    y = kernel_experts.apply(pool, rows.h, rows.slots, place)
+    way = _Way(config, segment, weights, begun.place(hop + 1))
+    state, rows, reply, caches = way.on(state, rows, y, caches)
+    yield state, caches, reply
+
+
+class _Launch(NamedTuple):
+  """What kernels of all hops are given."""
+
+  config: config_lib.ModelConfig
+  group: int
+  hops: int
+  weights: stacked.Weights
+  pool: experts.Pool
+  control: jax.Array
+
+  def place(self, hop: int) -> kernel_rows.Place:
+    """Of the layer that many hops behind the first one."""
+    place = _place(self.config, (self.group, self.hops), self.control)
+    return place._replace(hop=jnp.full((1,), hop, jnp.int32))
+
+  def take(self, state: steps.State) -> kernel_rows.Rows:
+    """The rows out of the state, in front of the first layer's experts."""
+    return kernel_rows.take(
+      self.config,
+      self.weights.layers['mlp_norm'],
+      self.group,
+      steps.ROWS_START,
+      self.place(0),
+      kernel_rows.Kept(state.x, state.ids, state.weights, state.registers),
+      _COLUMNS,
+    )
+
+  def agree(
+    self, rows: kernel_rows.Rows, hop: int, state: steps.State
+  ) -> kernel_rows.Rows:
+    """Those that go on, or none; see `protocols.Launch.together`."""
+    nobody = state.x.shape[0]
+    return kernel_rows.agree(rows, nobody, steps.TOGETHER, self.place(hop))
 
 
 def _place(
@@ -81,16 +134,6 @@ def _place(
     config.num_layers,
     config.num_experts,
   )
-
-
-def _agree(
-  rows: kernel_rows.Rows, together: jax.Array, nobody: int
-) -> kernel_rows.Rows:
-  """Rows that go on, or none of them where they go together or not at all."""
-  going, real = rows.go > 0, rows.numbers < nobody
-  going &= ~together | jnp.all(going | ~real)
-  slots = jnp.where(going[:, None], rows.slots, -1)
-  return rows._replace(slots=slots, go=going.astype(jnp.int32))
 
 
 def wave(

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bevy_jax import control, padding, prompt_steps, protocols, steps
+from bevy_jax import (
+  control,
+  graphs,
+  padding,
+  prompt_steps,
+  protocols,
+  recorder,
+  steps,
+)
 from bevy_jax import programs as programs_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import experts, kv_cache
@@ -21,12 +29,12 @@ class Begun(NamedTuple):
   """A launch on the device.
 
   Attributes:
-    answer: what it will answer.
+    answer: what it will answer; `graphs.Answer` where it is no launch of XLA.
     rows: of the answer that count; 0 for all.
     gates: how many layers each hop guesses; empty where nothing is answered.
   """
 
-  answer: jax.Array
+  answer: Any
   rows: int
   gates: tuple[int, ...]
 
@@ -102,11 +110,16 @@ class Launches:
     # Whether each row draws its tokens; the last one is padding.
     self._draws = [False] * (rows + 1)
     self._warm_to_draw = not programs.kernels
+    self._graphs: graphs.Graphs | None = None
+    self._ring, self._device = ring, device
     self._controls = control.Controls(model, chunk, ring, device)
 
   def begin(self, batch: protocols.Batch, pool: experts.Pool) -> Begun:
     """Begins a launch that reads its experts from a pool."""
     if batch.kind == 'decode':
+      found = self._graph_of(batch)
+      if found is not None:
+        return self._replay(found, batch)
       call, gates = self._decode(batch, pool)
       return Begun(self._run(call), len(batch.rows), gates)
     if batch.kind == 'enter':
@@ -118,6 +131,33 @@ class Launches:
     else:
       call = self._prefill(batch, pool)
     return Begun(self._run(call), 0, (0,) if batch.finish else ())
+
+  def record(self, pool: experts.Pool, capture: recorder.Capture) -> None:
+    """From now on decode launches without a head are graphs of our own.
+
+    Nothing may be in flight.
+
+    Args:
+      pool: that all of them will read; it must stay where it is.
+      capture: how their kernels are noted.
+    """
+    stage, layers = self.programs.decode[0], len(self.programs.decode)
+    hops = min(self.programs.most, layers - 1)
+    if not hops:
+      return
+    weights: Any = stage.weights
+    given = recorder.Given(weights, pool, self._caches, self._state)
+    chains, given, held = recorder.record(
+      self._model, stage.segment, self.programs.buckets, hops, given, capture
+    )
+    self._caches, self._state = given.caches, given.state
+    made = capture.graphs(chains, held, self._ring, self._device)
+    self._graphs, self._where = made, self._addresses(pool)
+
+  def check(self, pool: experts.Pool) -> None:
+    """Whether all that graphs are given lies where it did; nobody may run."""
+    if self._graphs is not None:
+      assert self._where == self._addresses(pool), 'an array has moved'
 
   def compile(
     self, batches: Iterable[protocols.Batch], pool: experts.Pool
@@ -132,7 +172,7 @@ class Launches:
     calls = [
       self._decode(batch, pool)[0]
       for batch in batches
-      if batch.kind == 'decode'
+      if batch.kind == 'decode' and self._graph_of(batch) is None
     ]
     with futures.ThreadPoolExecutor(os.cpu_count()) as threads:
       list(threads.map(_compile, calls))
@@ -145,7 +185,11 @@ class Launches:
     """What the first rows are said to have chosen; for measurements."""
     ids = np.zeros((self._nobody, self._model.top_k), np.int32)
     ids[: len(choices)] = choices or 0
-    self._state = self._state.replace(ids=jax.device_put(ids, self._home))
+    # In place: graphs know where the state lies.
+    ids = jax.jit(lambda old, new: old.at[:].set(new), donate_argnums=0)(
+      self._state.ids, jax.device_put(ids, self._home)
+    )
+    self._state = self._state.replace(ids=ids)
 
   def _enter(
     self, entries: Sequence[protocols.Entry], pool: experts.Pool
@@ -166,18 +210,44 @@ class Launches:
     given = stage.weights, caches, self._state, array
     return _Call(program, given, '_state', stage.order)
 
+  def _addresses(self, pool: experts.Pool) -> list[int]:
+    leaves = jax.tree.leaves((pool, self._caches, self._state))
+    return [leaf.unsafe_buffer_pointer() for leaf in leaves]
+
+  def _graph_of(self, batch: protocols.Batch) -> graphs.Slot | None:
+    """The graph that such a launch is, if any: without head and guesses."""
+    if self._graphs is None or not batch.finish or batch.tables is None:
+      return None
+    crossed, decode = len(batch.tables), self.programs.decode
+    if batch.layer + crossed >= len(decode) or decode[0].segment.gates:
+      return None
+    group = self._buckets[len(batch.rows)]
+    return self._graphs.take(group, crossed)
+
+  def _replay(self, slot: graphs.Slot, batch: protocols.Batch) -> Begun:
+    assert self._graphs is not None, 'there are no graphs'
+    crossed = self._fill(slot.parts, batch)
+    answer = self._graphs.launch(slot)
+    return Begun(answer, len(batch.rows), (0,) * crossed)
+
+  def _fill(self, parts: Sequence[np.ndarray], batch: protocols.Batch) -> int:
+    """Writes a control vector; how many layers it tells of."""
+    assert batch.tables is not None, 'no expert can be read'
+    together, first, rows, tables = parts
+    count = len(batch.rows)
+    together[0], first[0] = batch.together, batch.layer
+    rows[:count], rows[count:] = batch.rows, self._nobody
+    tables[:] = batch.tables
+    return len(tables)
+
   def _decode(
     self, batch: protocols.Batch, pool: experts.Pool
   ) -> tuple[_Call, tuple[int, ...]]:
     """What to run, and how many layers each hop of its answer guesses."""
     assert batch.tables is not None, 'no expert can be read'
-    count, crossed = len(batch.rows), len(batch.tables)
-    group = self._buckets[count]
+    crossed, group = len(batch.tables), self._buckets[len(batch.rows)]
     parts, array = self._controls.take('decode', group, crossed)
-    together, first, rows, tables = parts
-    together[0], first[0] = batch.together, batch.layer
-    rows[:count], rows[count:] = batch.rows, self._nobody
-    tables[:] = batch.tables
+    self._fill(parts, batch)
     if not batch.finish:
       wave = self.programs.wave('wave', group)
       given: Any = self.programs.mlp(batch.layer), pool, self._state, array

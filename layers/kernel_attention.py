@@ -50,10 +50,10 @@ def attend(
   all_heads = config.num_heads + 2 * config.num_kv_heads
   norms = [p['q_norm'], p['k_norm']] if config.qk_norm else []
   norms = [norm.reshape(norm.shape[0], -1, 2, half) for norm in norms]
-  keys = caches.k.reshape(*caches.k.shape[:4], 2, half)
+  keys = kernels.View(caches.k, (*caches.k.shape[:4], 2, half))
   operands = (
-    qkv_NxA.reshape(n, all_heads, 2, half),
-    qkv_NxA.reshape(n, all_heads, config.head_dim),
+    kernels.View(qkv_NxA, (n, all_heads, 2, half)),
+    kernels.View(qkv_NxA, (n, all_heads, config.head_dim)),
     rows.numbers,
     rows.positions,
     rows.go,
@@ -65,22 +65,23 @@ def attend(
     caches.v,
     *norms,
   )
+  heads = n, config.num_heads, config.head_dim
+  width = config.num_heads * config.head_dim
   k, v, mixed = kernels.call(
     _Attend(config, place, qkv_NxA.dtype).kernel,
     'attend',
     (n, config.num_kv_heads),
     (
-      kernels.shape(keys.shape, keys.dtype),
+      kernels.View(kernels.shape(keys.shape, caches.k.dtype), caches.k.shape),
       kernels.shape(caches.v.shape, caches.v.dtype),
-      kernels.shape((n, config.num_heads, config.head_dim), qkv_NxA.dtype),
+      kernels.View(kernels.shape(heads, qkv_NxA.dtype), (n, width)),
     ),
     operands,
     warps=ATTEND[1],
     stages=ATTEND[2],
     aliases={10: 0, 11: 1},
   )
-  new = kv_cache.LayerCache(k.reshape(caches.k.shape), v)
-  return mixed.reshape(n, -1), new
+  return mixed, kv_cache.LayerCache(k, v)
 
 
 class _Norm(NamedTuple):

@@ -4,8 +4,9 @@ The kernels are Pallas with its Triton lowering (WORKSPACE.md tells why). They
 are compiled on a GPU and interpreted elsewhere, where only tests want them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,49 @@ LEAST_ROWS = 16
 GATE, UP, DOWN = map(np.int32, range(3))
 
 
+class View(NamedTuple):
+  """An operand that a kernel sees in another shape, or an output likewise.
+
+  Attributes:
+    array: the operand; of an output what the kernel writes.
+    shape: as the kernel sees the operand; of an output what it is for all
+      others.
+  """
+
+  array: Any
+  shape: tuple[int, ...]
+
+
+class Recorder(Protocol):
+  """Notes calls of kernels instead of making them."""
+
+  def call(
+    self,
+    name: str,
+    run: Callable[..., tuple[Any, ...]],
+    operands: Sequence[jax.Array],
+    aliases: Mapping[int, int],
+  ) -> tuple[jax.Array, ...]:
+    """Arrays that `run(*operands, token)` will have written.
+
+    `run` also takes an int32 `[1]` that its kernel does not look at: what
+    must happen before the kernel gives it. Aliased operands are given up.
+    """
+
+
+_recorders: list[Recorder] = []
+
+
+@contextlib.contextmanager
+def recorded(by: Recorder) -> Iterator[None]:
+  """Inside, every call of a kernel is noted by a recorder."""
+  _recorders.append(by)
+  try:
+    yield
+  finally:
+    _recorders.pop()
+
+
 def interpreted() -> bool:
   """Whether kernels are interpreted, for want of a GPU."""
   return jax.default_backend() != 'gpu'
@@ -29,7 +73,7 @@ def call(
   name: str,
   grid: tuple[int, ...],
   out: Any,
-  operands: Sequence[jax.Array],
+  operands: Sequence[jax.Array | View],
   *,
   warps: int = 4,
   stages: int = 3,
@@ -41,21 +85,37 @@ def call(
     kernel: reads its place from `pl.program_id`.
     name: as profilers show it.
     grid: how many programs.
-    out: a `jax.ShapeDtypeStruct` for each array that it writes.
+    out: a `jax.ShapeDtypeStruct` for each array that it writes, or a `View`.
     operands: its inputs.
     warps: of 32 threads, a program.
     stages: loads under way ahead of the product that uses them.
     aliases: inputs that outputs are written over.
   """
-  return pl.pallas_call(
-    kernel,
-    grid=grid,
-    out_shape=out,
-    input_output_aliases=dict(aliases or {}),
-    interpret=interpreted(),
-    compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
-    name=name,
-  )(*operands)
+  single = not isinstance(out, tuple) or isinstance(out, View)
+  outs = (out,) if single else out
+  views = [o if isinstance(o, View) else View(o, o.shape) for o in operands]
+  made = [o if isinstance(o, View) else View(o, o.shape) for o in outs]
+  count, over = len(views), dict(aliases or {})
+
+  def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    seen = [a.reshape(v.shape) for a, v in zip(arrays, views, strict=False)]
+    written = pl.pallas_call(
+      lambda *refs: kernel(*refs[:count], *refs[len(arrays) :]),
+      grid=grid,
+      out_shape=tuple(v.array for v in made),
+      input_output_aliases=over,
+      interpret=interpreted(),
+      compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
+      name=name,
+    )(*seen, *arrays[count:])
+    return tuple(a.reshape(v.shape) for a, v in zip(written, made, strict=True))
+
+  arrays = [v.array for v in views]
+  if _recorders:
+    found = _recorders[-1].call(name, run, arrays, over)
+  else:
+    found = run(*arrays)
+  return found[0] if single else found
 
 
 def shape(size: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:

@@ -161,6 +161,43 @@ def take(
   return Rows(*made)
 
 
+def agree(rows: Rows, nobody: int, together: int, place: Place) -> Rows:
+  """Rows that go on, or none where they go together or not at all.
+
+  Args:
+    rows: at a router that they have come to.
+    nobody: R, numbers from there on are padding.
+    together: index in the control vector of whether they go together.
+    place: of that layer.
+  """
+  n, t = rows.slots.shape
+
+  def kernel(*refs: Any) -> None:
+    go, slots, numbers, control, _, going, reads = refs
+    at, real = kernels.whole(n)
+    choice, own = kernels.whole(t)
+    on = kernels.load(go.at[at], real)
+    number = kernels.load(numbers.at[at], real)
+    stops = real & (on == 0) & (number >= 0) & (number < nobody)
+    parted = jnp.max(jnp.where(stops, 1, 0)) > 0
+    on = jnp.where(parted & (control[together] > 0), 0, on)
+    kernels.store(going.at[at], on, real)
+    both = real[:, None] & own[None, :]
+    found = kernels.load(slots.at[at, choice], both)
+    found = jnp.where(on[:, None] > 0, found, -1)
+    kernels.store(reads.at[at, choice], found, both)
+
+  made = kernels.call(
+    kernel,
+    'agree',
+    (1,),
+    (kernels.shape((n,), jnp.int32), kernels.shape((n, t), jnp.int32)),
+    (rows.go, rows.slots, rows.numbers, *place.operands),
+    warps=1,
+  )
+  return rows._replace(go=made[0], slots=made[1])
+
+
 def _shapes(
   kept: Kept, n: int, t: int, half: int
 ) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -1,0 +1,202 @@
+"""Launches as graphs of our own do what the launches of XLA do.
+
+A GPU is played here: what would be captured are a kernel's arrays by their
+addresses, and a graph runs the interpreted kernels on what lies there. Seen to
+fail with a control vector copied too short, with an answer of the hop before,
+and with graphs that take over the launches that pass the head.
+"""
+
+import ctypes
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import absltest
+from jax.experimental import buffer_callback
+
+from bevy_jax import graphs, launches, programs, protocols
+from bevy_jax.layers import config as model_config
+from bevy_jax.layers import params
+from bevy_jax.offload import cuda_graph
+
+_ROWS, _HOPS = 2, 2
+
+
+class _Kernel(NamedTuple):
+  """A captured kernel: what it computes, and where its arrays lie."""
+
+  run: Any
+  given: list[tuple[int, tuple[int, ...], np.dtype]]
+  written: list[tuple[int, tuple[int, ...], np.dtype]]
+
+  def replay(self):
+    out = self.run(*[_at(*each).copy() for each in self.given])
+    for each, new in zip(self.written, out, strict=True):
+      _at(*each)[...] = np.asarray(new)
+
+
+def _at(address, shape, dtype):
+  count = int(np.prod(shape)) * dtype.itemsize
+  raw = (ctypes.c_char * count).from_address(address)
+  return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def _lies(buffer):
+  array = np.asarray(buffer)
+  return array.ctypes.data, array.shape, array.dtype
+
+
+class _Runtime:
+  """Graphs as lists of what they do."""
+
+  def __init__(self):
+    self.launched = 0
+
+  def chain(self, steps):
+    return list(steps)
+
+  def upload(self, graph, stream):
+    pass
+
+  def launch(self, graph, stream):
+    self.launched += 1
+    for step in graph:
+      if isinstance(step, cuda_graph.Copy):
+        ctypes.memmove(step.to, step.source, step.nbytes)
+      else:
+        step.replay()
+
+  def event(self):
+    return 0
+
+  def record(self, event, stream):
+    pass
+
+  def is_done(self, event):
+    return True
+
+  def sleep(self, event):
+    pass
+
+  def wait(self, stream):
+    pass
+
+  def drop_graph(self, graph):
+    pass
+
+  def drop_event(self, event):
+    pass
+
+
+class _Capture:
+  """Runs a kernel when it is captured, which does no harm at a start."""
+
+  def __init__(self):
+    self.runtime = _Runtime()
+
+  def around(self, run, aliases):
+    jitted = jax.jit(lambda *operands: run(*operands, jnp.zeros(1, jnp.int32)))
+
+    def program(*operands):
+      written = run(*operands)
+      count = len(operands) - 1
+
+      # What is overwritten lies where the output does; to look at it too
+      # would make a copy of it.
+      over = {i: count + j for i, j in aliases.items()}
+
+      def note(context, out, *lie):
+        places = [_lies(each) for each in lie]
+        given = [places[over.get(i, i)] for i in range(count)]
+        self._found = _Kernel(jitted, given, places[count:])
+
+      shown = [0 if i in over else a for i, a in enumerate(operands[:-1])]
+      done = buffer_callback.buffer_callback(
+        note,
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+        has_side_effect=True,
+      )(*shown, *written)
+      return (*written, done)
+
+    return program
+
+  def take(self):
+    return self._found
+
+  def graphs(self, chains, held, ring, device):
+    return graphs.Graphs(self.runtime, 0, chains, held, ring, device)
+
+
+def _launches(config: model_config.ModelConfig) -> launches.Launches:
+  made = params.stacked(params.init(config, jax.random.key(0)))
+  home = jax.devices()[0]
+  found = programs.Programs(
+    config, jax.device_put(made, home), _ROWS, True, home, _HOPS, True
+  )
+  return launches.Launches(
+    config, found, home, rows=_ROWS, chunk=1, context=16, room=8, ring=2
+  )  # fmt: skip
+
+
+def _batches(config: model_config.ModelConfig) -> list[protocols.Batch]:
+  """Both rows with everything at hand, one that stops, one padding row."""
+  e = config.num_experts
+  here = np.arange(_HOPS * e, dtype=np.int32).reshape(_HOPS, e)
+  gone = here.copy()
+  gone[1, ::2] = -1
+  return [
+    protocols.Batch('decode', 0, 3, rows=[0, 1], tables=here),
+    protocols.Batch('decode', 1, 3, rows=[1, 0], tables=gone),
+    protocols.Batch('decode', 1, 3, [1, 0], gone, True),
+    protocols.Batch('decode', 0, 1, rows=[1], tables=here),
+    protocols.Batch('decode', 1, 3, rows=[0, 1], tables=here[:1]),
+  ]
+
+
+def _kept(of: launches.Launches) -> list[np.ndarray]:
+  return [np.array(leaf) for leaf in jax.tree.leaves((of._state, of._caches))]
+
+
+@pytest.mark.slow
+class GraphsTest(absltest.TestCase):
+  def test_as_launches_of_xla(self):
+    config = model_config.tiny(
+      num_layers=4, moe_layers=(True,) * 4, windows=(0, 4, 0, 4)
+    )
+    ours, theirs = _launches(config), _launches(config)
+    pool = params.init_experts(config, jax.random.key(1))
+    pool = pool.reshape(-1, *config.expert_shape)[: _HOPS * config.num_experts]
+    capture = _Capture()
+    ours.record(pool, capture)
+    ours.fill_caches(3)
+    ours.check(pool)
+    ours.set_choices([[1, 2], [3, 0]])
+    x = jax.random.normal(jax.random.key(2), ours._state.x.shape)
+    ctypes.memmove(
+      ours._state.x.unsafe_buffer_pointer(), np.asarray(x).ctypes.data, x.nbytes
+    )
+    theirs._state, theirs._caches = jax.tree.map(
+      jnp.array, (ours._state, ours._caches)
+    )
+    for number, batch in enumerate(_batches(config)):
+      got, wanted = ours.begin(batch, pool), theirs.begin(batch, pool)
+      self.assertEqual(capture.runtime.launched, number + 1)
+      self.assertEqual(got.gates, wanted.gates)
+      table = np.asarray(got.answer)[: got.rows]
+      np.testing.assert_array_equal(
+        table, np.asarray(wanted.answer)[: got.rows]
+      )
+      for one, two in zip(_kept(ours), _kept(theirs), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+    ours.check(pool)
+    # What passes the head, and waves, stay launches of XLA.
+    last = _batches(config)[-1]._replace(layer=3)
+    two = _batches(config)[0]._replace(layer=2)
+    for batch in (last, two, last._replace(layer=0, finish=False)):
+      self.assertIsNone(ours._graph_of(batch))
+
+
+if __name__ == '__main__':
+  absltest.main()
