@@ -78,6 +78,11 @@ class Pace:
       return float('inf')
     return max(2.0, (max(self.alone, self.load) + self.device) / self.load)
 
+  @property
+  def clear(self) -> float:
+    """Layers between two that ask for a load; infinite where none does."""
+    return 1 / self.loads if self.loads else float('inf')
+
   def cost(self, experts: float) -> float:
     """Device time of a launch that reads so many experts."""
     return self.fixed + self.expert * experts

@@ -8,6 +8,7 @@ from bevy_jax import holding, lagging, protocols
 _BY_POSITION = operator.attrgetter('position')
 # Of `Pace.balance`: below the link alone is short, above the device alone.
 _SHORT = 0.4, 2.0
+_LEAST = 2  # Layers a launch is worth trying, however often loads are needed.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,9 @@ class Runahead:
       bound.
     near: the same while link or device alone is short; None for `max_lag`.
     hold: whether ready groups may wait for others.
-    hops: layers that a launch may cross, see `lagging.reach`.
+    hops: layers that a launch may cross, see `lagging.reach`. It is sent no
+      further than where a load is likely to be needed: rows that stop there
+      would have been met by others before.
   """
 
   depth: int = 2
@@ -56,7 +59,8 @@ class Runahead:
       group = [p for p in ready if p.layer == first.layer]
       launch = lagging.together(group)
       if not self.hold or not holding.pays(view, launch):
-        return lagging.reach(view, launch, self.hops, lag)
+        hops = min(self.hops, max(_LEAST, view.pace.clear))
+        return lagging.reach(view, launch, int(hops), lag)
     return None
 
   def _lag(self, view: protocols.View) -> int | None:

@@ -19,7 +19,9 @@ def bits(bitmap: int, first: int = 0) -> list[int]:
   """The numbers of a bitmap's set bits, ascending, counted from `first`."""
   found: list[int] = []
   for byte in bitmap.to_bytes((bitmap.bit_length() + 7) // 8, 'little'):
-    found += [first + bit for bit in _BITS[byte]]
+    if byte:
+      for bit in _BITS[byte]:
+        found.append(first + bit)
     first += 8
   return found
 
@@ -169,7 +171,7 @@ class SlotTable:
     if end > len(self.resident):
       found = np.concatenate([found, self.resident_slots[: hops - len(found)]])
     found = found.copy()
-    packed = list(experts.to_bytes(self._bytes, 'little'))
+    packed = np.frombuffer(experts.to_bytes(self._bytes, 'little'), np.uint8)
     # -1 has all bits set: what is or-ed with it is -1 too.
     found[0] |= _UNSET.take(packed, axis=0).ravel()[: self.experts]
     return found
