@@ -6,7 +6,7 @@ output with the router's product, and the choice of experts with their norm.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from bevy_jax.layers import (
   kernel_attention,
   kernel_dense,
   kernel_experts,
+  kernel_head,
   kernel_router,
   kernel_rows,
   kv_cache,
@@ -60,9 +61,9 @@ def decode(
 
 def apart(
   config: config_lib.ModelConfig,
-  segment: segments.Segment,
+  hops: Sequence[segments.Segment],
   group: int,
-  hops: int,
+  tables: int,
   weights: stacked.Weights,
   pool: experts.Pool,
   caches: kv_cache.LayerCache,
@@ -71,12 +72,12 @@ def apart(
 ) -> Iterator[tuple[steps.State, kv_cache.LayerCache, jax.Array]]:
   """`decode` kernel by kernel, for a recorder; what is left after each hop.
 
-  Between the kernels is nothing that computes: `segment`, of all hops, has
-  neither head nor guesses, and `control` is on the device.
+  Between the kernels is nothing that computes: nobody draws or guesses.
+  `control` is on the device and has room for so many `tables`.
   """
-  begun = _Launch(config, group, hops, weights, pool, control)
+  begun = _Launch(config, group, tables, weights, pool, control)
   rows = begun.take(state)
-  for hop in range(hops):
+  for hop, segment in enumerate(hops):
     if hop:
       rows = begun.agree(rows, hop, state)
     place = begun.place(hop)
@@ -91,14 +92,14 @@ class _Launch(NamedTuple):
 
   config: config_lib.ModelConfig
   group: int
-  hops: int
+  tables: int
   weights: stacked.Weights
   pool: experts.Pool
   control: jax.Array
 
   def place(self, hop: int) -> kernel_rows.Place:
     """Of the layer that many hops behind the first one."""
-    place = _place(self.config, (self.group, self.hops), self.control)
+    place = _place(self.config, (self.group, self.tables), self.control)
     return place._replace(hop=jnp.full((1,), hop, jnp.int32))
 
   def take(self, state: steps.State) -> kernel_rows.Rows:
@@ -255,9 +256,16 @@ class _Way:
   ) -> tuple[steps.State, kernel_rows.Rows, kernel_router.Drawn]:
     """The first layer is come to, whatever the launch began with."""
     config, nobody = self._config, state.x.shape[0]
+    if not self._segment.drawn:
+      top, norms = self._weights.top, self._p['attn_norm']
+      found = kernel_head.best(top, rows.h, rows.go)
+      rows, drawn, registers = kernel_head.draw(
+        config, top, norms, found, rows, state.registers, _TAKEN
+      )
+      return state.replace(registers=registers), rows, drawn
     mine = state.registers.at[rows.numbers].get(mode='clip')
     new, registers, token, sound = steps.next_token(
-      config, self._weights.top, rows.x, mine, drawn=self._segment.drawn
+      config, self._weights.top, rows.x, mine
     )
     going = rows.go > 0
     x = steps.where(going, new, rows.x)
@@ -273,3 +281,4 @@ class _Way:
 
 
 _COLUMNS = steps.POSITION, steps.SEED
+_TAKEN = steps.TOKEN, steps.POSITION

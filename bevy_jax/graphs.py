@@ -69,20 +69,36 @@ class Slot(NamedTuple):
   answer: Answer
 
 
+class Place(NamedTuple):
+  """An array of int32 by where it lies; others may write there as well."""
+
+  address: int
+  shape: tuple[int, ...]
+  nbytes: int
+
+  @classmethod
+  def of(cls, array: jax.Array) -> 'Place':
+    """Of an array that stays alive."""
+    return cls(array.unsafe_buffer_pointer(), array.shape, array.nbytes)
+
+
+class Hop(NamedTuple):
+  """The kernels of a hop, and what it answers: int32 `[rows, 2 + T]`."""
+
+  kernels: list[cuda_graph.Captured]
+  reply: Place
+
+
 class Chain(NamedTuple):
-  """The kernels of one number of rows, as far as any launch goes.
+  """The hops of launches of one kind, as far as the longest goes.
 
   Attributes:
     control: the control vector on the device.
-    steps: all of them.
-    ends: how many of them make the first hop, the first two, ...
-    replies: what each hop answers, int32 `[rows, 2 + T]`.
+    hops: in order; a shorter launch leaves out the last ones.
   """
 
   control: jax.Array
-  steps: list[cuda_graph.Captured]
-  ends: list[int]
-  replies: list[jax.Array]
+  hops: list[Hop]
 
 
 class Graphs:
@@ -92,7 +108,7 @@ class Graphs:
     self,
     runtime: Any,
     stream: int,
-    chains: Mapping[int, Chain],
+    chains: Mapping[tuple[int, int], Chain],
     held: Any,
     ring: int,
     device: jax.Device,
@@ -102,29 +118,29 @@ class Graphs:
     Args:
       runtime: a `cuda_graph.Runtime`.
       stream: that they run on.
-      chains: by rows.
+      chains: by rows and place of the head.
       held: what must stay where it is, and alive.
       ring: more than there are ever launches in flight.
       device: that they run on.
     """
     self._runtime, self._stream, self._held = runtime, stream, held
     self._chains, self._ring, self._device = chains, ring, device
-    self._slots: dict[tuple[int, int], Iterator[Slot]] = {}
+    self._slots: dict[tuple[int, int, int], Iterator[Slot]] = {}
+    self._tables = max(len(chain.hops) for chain in chains.values())
+    self._pinned: list[jax.Array] = []  # They own the memory of the slots.
     self._made: list[Slot] = []
     self._end = weakref.finalize(self, _end, runtime, stream, self._made)
     self._end.atexit = False  # The process takes all of it along.
 
-  def serves(self, rows: int, hops: int) -> bool:
-    """Whether there is a graph that crosses so many layers."""
-    chain = self._chains.get(rows)
-    return chain is not None and hops <= len(chain.ends)
+  def take(self, rows: int, hops: int, head: int) -> Slot:
+    """The next one of a kind, to fill in; see `recorder.Kinds`.
 
-  def take(self, rows: int, hops: int) -> Slot:
-    """The next one, to fill in; the launch before the last few has ended."""
-    found = self._slots.get((rows, hops))
+    The launch that it was before must have ended.
+    """
+    found = self._slots.get((rows, hops, head))
     if found is None:
-      made = [self._slot(rows, hops) for _ in range(self._ring)]
-      found = self._slots[rows, hops] = itertools.cycle(made)
+      made = [self._slot(rows, hops, head) for _ in range(self._ring)]
+      found = self._slots[rows, hops, head] = itertools.cycle(made)
     return next(found)
 
   def launch(self, slot: Slot) -> Answer:
@@ -133,32 +149,28 @@ class Graphs:
     self._runtime.record(slot.event, self._stream)
     return slot.answer
 
-  def _slot(self, rows: int, hops: int) -> Slot:
-    runtime, chain = self._runtime, self._chains[rows]
-    width = chain.replies[0].shape[1]
-    experts = (chain.control.size - _HEAD - rows) // len(chain.ends)
-    parts = [(1,), (1,), (rows,), (hops, experts)]
+  def _slot(self, rows: int, count: int, head: int) -> Slot:
+    runtime, (control, hops) = self._runtime, self._chains[rows, head]
+    hops = hops[:count]
+    # There is room for more tables on the device than a short launch sends.
+    experts = (control.size - _HEAD - rows) // self._tables
+    parts = [(1,), (1,), (rows,), (count, experts)]
     (given, asked), (told, answer) = (
       control_lib.ControlRing(shape, 1, self._device).take()
-      for shape in (parts, [(hops, rows, width)])
+      for shape in (parts, [(count, *hops[0].reply.shape)])
     )
-    copy = cuda_graph.Copy
-    to, source = (a.unsafe_buffer_pointer() for a in (chain.control, asked))
-    home, size = answer.unsafe_buffer_pointer(), told[0][0].nbytes
-    graph = runtime.chain(
-      [
-        copy(to, source, asked.nbytes, False),
-        *chain.steps[: chain.ends[hops - 1]],
-        *(
-          copy(home + hop * size, reply.unsafe_buffer_pointer(), size, True)
-          for hop, reply in enumerate(chain.replies[:hops])
-        ),
-      ]
-    )
+    to, source = (a.unsafe_buffer_pointer() for a in (control, asked))
+    home = answer.unsafe_buffer_pointer()
+    chain: list[cuda_graph.Captured | cuda_graph.Copy] = []
+    chain.append(cuda_graph.Copy(to, source, asked.nbytes, False))
+    for kernels, reply in hops:
+      chain += kernels
+      chain.append(cuda_graph.Copy(home, reply.address, reply.nbytes, True))
+      home += reply.nbytes
+    graph = runtime.chain(chain)
     runtime.upload(graph, self._stream)
     event = runtime.event()
-    # The arrays own the pinned memory.
-    self._held = self._held, asked, answer
+    self._pinned += [asked, answer]
     slot = Slot(given, graph, event, Answer(told[0], runtime, event))
     self._made.append(slot)
     return slot

@@ -1,5 +1,6 @@
 """The device's side of every kind of launch: what it begins and leaves."""
 
+import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from concurrent import futures
@@ -133,7 +134,7 @@ class Launches:
     return Begun(self._run(call), 0, (0,) if batch.finish else ())
 
   def record(self, pool: experts.Pool, capture: recorder.Capture) -> None:
-    """From now on decode launches without a head are graphs of our own.
+    """From now on decode launches are graphs of our own, where nobody draws.
 
     Nothing may be in flight.
 
@@ -141,18 +142,24 @@ class Launches:
       pool: that all of them will read; it must stay where it is.
       capture: how their kernels are noted.
     """
-    stage, layers = self.programs.decode[0], len(self.programs.decode)
-    hops = min(self.programs.most, layers - 1)
-    if not hops:
-      return
-    weights: Any = stage.weights
-    given = recorder.Given(weights, pool, self._caches, self._state)
-    chains, given, held = recorder.record(
-      self._model, stage.segment, self.programs.buckets, hops, given, capture
+    first, last = self.programs.decode[0], self.programs.decode[-1]
+    longest: dict[int, int] = {}
+    for layer, hops in self.programs.sizes():
+      head = self._head_in(layer, hops)
+      longest[head] = max(longest.get(head, 0), hops)
+    kinds = recorder.Kinds(
+      first.segment,
+      dataclasses.replace(last.segment, drawn=False),
+      longest,
+      max(longest.values()),
+      self.programs.buckets,
     )
+    weights: Any = last.weights
+    given = recorder.Given(weights, pool, self._caches, self._state)
+    chains, given, held = recorder.record(self._model, kinds, given, capture)
     self._caches, self._state = given.caches, given.state
-    made = capture.graphs(chains, held, self._ring, self._device)
-    self._graphs, self._where = made, self._addresses(pool)
+    self._graphs = capture.graphs(chains, held, self._ring, self._device)
+    self._where = self._addresses(pool)
 
   def check(self, pool: experts.Pool) -> None:
     """Whether all that graphs are given lies where it did; nobody may run."""
@@ -215,14 +222,22 @@ class Launches:
     return [leaf.unsafe_buffer_pointer() for leaf in leaves]
 
   def _graph_of(self, batch: protocols.Batch) -> graphs.Slot | None:
-    """The graph that such a launch is, if any: without head and guesses."""
+    """The graph that such a launch is, if any: nobody draws or guesses."""
     if self._graphs is None or not batch.finish or batch.tables is None:
       return None
-    crossed, decode = len(batch.tables), self.programs.decode
-    if batch.layer + crossed >= len(decode) or decode[0].segment.gates:
+    crossed = len(batch.tables)
+    head = self._head_in(batch.layer, crossed)
+    if head >= 0 and any([self._draws[row] for row in batch.rows]):
+      return None
+    if self.programs.decode[0].segment.gates:
       return None
     group = self._buckets[len(batch.rows)]
-    return self._graphs.take(group, crossed)
+    return self._graphs.take(group, crossed, head)
+
+  def _head_in(self, layer: int, hops: int) -> int:
+    """The hop of a launch that passes the head; -1 where none does."""
+    place = len(self.programs.decode) - 1 - layer
+    return place if place < hops else -1
 
   def _replay(self, slot: graphs.Slot, batch: protocols.Batch) -> Begun:
     assert self._graphs is not None, 'there are no graphs'
@@ -326,7 +341,7 @@ class Launches:
     ]
     self.compile(batches, pool)
     for batch in batches:
-      self._run(self._decode(batch, pool)[0]).block_until_ready()
+      self.begin(batch, pool).answer.block_until_ready()
     self._draws[self._nobody] = False
 
 

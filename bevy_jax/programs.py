@@ -199,19 +199,22 @@ class Programs:
     """How many programs have been compiled so far."""
     return sum(map(compiled, self._jitted.values()))
 
-  def distinct(self) -> Iterator[tuple[int, int]]:
-    """First layer and hops of each decode launch that compiles on its own."""
+  def sizes(self) -> Iterator[tuple[int, int]]:
+    """First layer and hops of every decode launch that there may be."""
     layers = len(self.decode)
-    seen = set()
     for hops in hops_lib.sizes(self.most):
       for layer in range(layers):
-        shapes = tuple(
-          self.decode[i].segment for i in self._crossed(layer, hops)
-        )
-        fits = hops_lib.cut(hops, layer, layers, self.most) == hops
-        if fits and shapes not in seen:
-          seen.add(shapes)
+        if hops_lib.cut(hops, layer, layers, self.most) == hops:
           yield layer, hops
+
+  def distinct(self) -> Iterator[tuple[int, int]]:
+    """Of these the first of each kind, which compiles on its own."""
+    seen = set()
+    for layer, hops in self.sizes():
+      shapes = tuple(self.decode[i].segment for i in self._crossed(layer, hops))
+      if shapes not in seen:
+        seen.add(shapes)
+        yield layer, hops
 
   def _stage(
     self,

@@ -1,6 +1,7 @@
 """What the kernels of decode launches are, captured for graphs of our own."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +18,7 @@ from bevy_jax.offload import cuda, cuda_graph
 # A kernel in a graph of XLA's would be captured as a graph.
 _NO_GRAPHS_OF_XLA = {'xla_gpu_enable_command_buffer': ''}
 _TOKEN = jax.ShapeDtypeStruct((1,), jnp.int32)
+_Key = tuple[str, tuple[Any, ...]]
 
 
 class Capture(Protocol):
@@ -36,7 +38,7 @@ class Capture(Protocol):
 
   def graphs(
     self,
-    chains: Mapping[int, graphs.Chain],
+    chains: Mapping[tuple[int, int], graphs.Chain],
     held: Any,
     ring: int,
     device: jax.Device,
@@ -84,7 +86,7 @@ class StreamCapture:
 
   def graphs(
     self,
-    chains: Mapping[int, graphs.Chain],
+    chains: Mapping[tuple[int, int], graphs.Chain],
     held: Any,
     ring: int,
     device: jax.Device,
@@ -98,7 +100,9 @@ class Recorder:
 
   Called with abstract arrays it notes what is to be compiled; `compile` does
   that, several at a time. A kernel is known by its name and by the shapes of
-  its arrays: all else that it is made of is the same in one executor.
+  its arrays: all else that it is made of is the same in one executor. What it
+  writes is used in its own hop and in the next one, so every other hop, of
+  all launches, writes to the same arrays.
 
   Attributes:
     steps: what was captured, in order.
@@ -108,8 +112,14 @@ class Recorder:
     self._capture = capture
     self.steps: list[cuda_graph.Captured] = []
     self._held: list[Any] = []
-    self._programs: dict[tuple[Any, ...], Any] = {}
+    self._programs: dict[_Key, Any] = {}
     self._token = jnp.zeros(_TOKEN.shape, _TOKEN.dtype)
+    self._written: dict[tuple[_Key, int, int], list[jax.Array]] = {}
+    self._hop, self._calls = 0, Counter[_Key]()
+
+  def turn(self, hop: int) -> None:
+    """What comes next is a hop's."""
+    self._hop, self._calls = hop % 2, Counter()
 
   def call(
     self,
@@ -120,62 +130,88 @@ class Recorder:
   ) -> tuple[jax.Array, ...]:
     """See `kernel_call.Recorder`."""
     key = name, tuple((a.shape, a.dtype) for a in operands)
+    if any(isinstance(a, jax.core.Tracer) for a in operands):
+      return self._plan(key, run, operands, aliases)
     kept = [operands[i] for i in aliases]
     read = [a for i, a in enumerate(operands) if i not in aliases]
-    if isinstance(operands[0], jax.core.Tracer):
-      if key not in self._programs:
-        given = jax.tree.map(_abstract, (kept, read))
-        self._programs[key] = self._program(run, aliases), given
-      return run(*operands, jnp.zeros(_TOKEN.shape, _TOKEN.dtype))
-    where = [a.unsafe_buffer_pointer() for a in kept]
-    rewritten, others, done = self._programs[key](kept, read, self._token)
+    program, fresh = self._programs[key]
+    spot = key, self._hop, self._calls[key]
+    self._calls[key] += 1
+    others = self._written.get(spot) or [jnp.zeros(*each) for each in fresh]
+    where = [a.unsafe_buffer_pointer() for a in (*kept, *others)]
+    kept, others, done = program((kept, others), read, self._token)
     jax.block_until_ready(done)
     self.steps.append(self._capture.take())
-    if where != [a.unsafe_buffer_pointer() for a in rewritten]:
+    if where != [a.unsafe_buffer_pointer() for a in (*kept, *others)]:
       raise cuda.Error(f'{name} does not write in place')
-    self._held += [read, rewritten, others]
-    out = dict(zip(aliases.values(), rewritten, strict=True))
+    self._written[spot] = others
+    self._held.append(read)
+    out = dict(zip(aliases.values(), kept, strict=True))
     rest = iter(others)
-    count = len(rewritten) + len(others)
+    count = len(kept) + len(others)
     return tuple(out[i] if i in out else next(rest) for i in range(count))
 
   def compile(self) -> None:
     """Compiles what was noted abstractly."""
 
-    def compiled(found: Any) -> Any:
-      program, given = found
-      return program.lower(*given, self._token).compile()
+    def compiled(found: _Planned) -> Any:
+      given = (found.kept, found.fresh), found.read, self._token
+      fresh = [(a.shape, a.dtype) for a in found.fresh]
+      return found.program.lower(*given).compile(), fresh
 
+    todo = {k: v for k, v in self._programs.items() if type(v) is _Planned}
     with futures.ThreadPoolExecutor() as threads:
-      todo = {k: v for k, v in self._programs.items() if isinstance(v, tuple)}
       done = threads.map(compiled, todo.values())
       self._programs |= dict(zip(todo, done, strict=True))
+
+  def _plan(
+    self,
+    key: _Key,
+    run: Callable[..., tuple[Any, ...]],
+    operands: Sequence[jax.Array],
+    aliases: Mapping[int, int],
+  ) -> tuple[jax.Array, ...]:
+    written = run(*operands, jnp.zeros(_TOKEN.shape, _TOKEN.dtype))
+    if key not in self._programs:
+      taken = set(aliases.values())
+      self._programs[key] = _Planned(
+        self._program(run, aliases),
+        [_abstract(operands[i]) for i in aliases],
+        [_abstract(a) for i, a in enumerate(operands) if i not in aliases],
+        [_abstract(a) for i, a in enumerate(written) if i not in taken],
+      )
+    return written
 
   def _program(
     self, run: Callable[..., tuple[Any, ...]], aliases: Mapping[int, int]
   ) -> Any:
     captured = self._capture.around(run, aliases)
 
-    def program(
-      kept: list[jax.Array], read: list[jax.Array], token: jax.Array
-    ) -> Any:
+    def program(given_up: Any, read: list[jax.Array], token: jax.Array) -> Any:
+      kept, _ = given_up
       given, rest = dict(zip(aliases, kept, strict=True)), iter(read)
       count = len(kept) + len(read)
       operands = [given[i] if i in given else next(rest) for i in range(count)]
       *written, done = captured(*operands, token)
+      # In the order of what is given up, so that each gets its own place.
       first = [written[j] for j in aliases.values()]
       taken = set(aliases.values())
-      # What is given up comes back first, or it would be given to others.
       others = [a for j, a in enumerate(written) if j not in taken]
       return first, others, done
 
     options = {} if kernel_call.interpreted() else _NO_GRAPHS_OF_XLA
     return jax.jit(
-      program,
-      donate_argnums=0,
-      keep_unused=True,
-      compiler_options=options,
+      program, donate_argnums=0, keep_unused=True, compiler_options=options
     )
+
+
+class _Planned(NamedTuple):
+  """A kernel to be compiled: its function, and the shapes of its arrays."""
+
+  program: Any
+  kept: list[jax.ShapeDtypeStruct]
+  read: list[jax.ShapeDtypeStruct]
+  fresh: list[jax.ShapeDtypeStruct]
 
 
 class Given(NamedTuple):
@@ -194,58 +230,82 @@ class Given(NamedTuple):
   state: steps.State
 
 
+class Kinds(NamedTuple):
+  """Which launches there are.
+
+  Attributes:
+    plain: the segment of a hop that does not pass the head.
+    head: of one that does.
+    longest: by the place of the head in it, -1 without, how many hops the
+      longest launch has.
+    tables: hops of the longest one of all.
+    groups: numbers of rows.
+  """
+
+  plain: segments.Segment
+  head: segments.Segment
+  longest: Mapping[int, int]
+  tables: int
+  groups: Sequence[int]
+
+  def hops(self, place: int) -> list[segments.Segment]:
+    """Of the longest launch with the head at this place."""
+    made = [self.plain] * self.longest[place]
+    if place >= 0:
+      made[place] = self.head
+    return made
+
+
 def record(
-  config: config_lib.ModelConfig,
-  segment: segments.Segment,
-  groups: Sequence[int],
-  hops: int,
-  given: Given,
-  capture: Capture,
-) -> tuple[dict[int, graphs.Chain], Given, Any]:
-  """Captures launches of some numbers of rows, as long as any may be.
+  config: config_lib.ModelConfig, kinds: Kinds, given: Given, capture: Capture
+) -> tuple[dict[tuple[int, int], graphs.Chain], Given, Any]:
+  """Captures launches of all kinds, as long as any of the kind may be.
 
   Args:
     config: the model.
-    segment: of all hops, without a head.
-    groups: numbers of rows.
-    hops: layers of the longest launch.
+    kinds: of launches.
     given: what all of them are given; caches and state are given up.
     capture: how.
 
   Returns:
-    The chains by rows, `given` again, and what must be kept alive for them.
+    The chains by rows and place of the head, `given` again, and what must be
+    kept alive for them.
   """
   recorder = Recorder(capture)
-  head = steps.table_start(config, 0, 0)
+  controls = {
+    group: jnp.zeros(
+      (steps.table_start(config, group, kinds.tables),), jnp.int32
+    )
+    for group in kinds.groups
+  }
 
-  def hop_by_hop(group: int, given: Given, control: Any) -> Any:
+  def begin(place: int, group: int, given: Given, control: Any) -> Any:
     return fused.apart(
-      config, segment, group, hops, given.weights, given.pool, given.caches,
-      given.state, control,
+      config, kinds.hops(place), group, kinds.tables, given.weights,
+      given.pool, given.caches, given.state, control,
     )  # fmt: skip
 
+  chains = {}
   with kernel_call.recorded(recorder):
-    for group in groups:
-      size = head + group + hops * config.num_experts
-      control = jax.ShapeDtypeStruct((size,), jnp.int32)
+    for group in kinds.groups:
+      # The head and a hop behind it: all kernels that there are.
+      for place in sorted(kinds.longest)[:2]:
 
-      def plan(given: Given, control: jax.Array, group: int = group) -> Any:
-        # The second hop is as all behind it.
-        return list(itertools.islice(hop_by_hop(group, given, control), 2))
+        def plan(given: Given, control: Any, at: Any = (place, group)) -> Any:
+          return list(itertools.islice(begin(*at, given, control), 2))
 
-      jax.eval_shape(plan, given, control)
+        jax.eval_shape(plan, given, controls[group])
     recorder.compile()
-    chains = {}
-    for group in groups:
-      size = head + group + hops * config.num_experts
-      there = jnp.zeros((size,), jnp.int32)
-      begun, ends, replies = len(recorder.steps), [], []
-      for state, caches, reply in hop_by_hop(group, given, there):
+    for group, place in itertools.product(kinds.groups, kinds.longest):
+      hops = []
+      recorder.turn(0)
+      for left in begin(place, group, given, controls[group]):
+        state, caches, reply = left
         given = given._replace(state=state, caches=caches)
-        ends.append(len(recorder.steps) - begun)
-        replies.append(reply)
-      mine = recorder.steps[begun:]
-      chains[group] = graphs.Chain(there, mine, ends, replies)
+        hops.append(graphs.Hop(recorder.steps, graphs.Place.of(reply)))
+        recorder.steps = []
+        recorder.turn(len(hops))
+      chains[group, place] = graphs.Chain(controls[group], hops)
   return chains, given, recorder
 
 

@@ -197,6 +197,13 @@ def named(slots: Any, slot: jax.Array) -> jax.Array:
   return out
 
 
+def anybody(go: Any) -> jax.Array:
+  """Whether any row goes on."""
+  at, real = whole(go.shape[0])
+  found: jax.Array = jnp.max(load(go.at[at], real)) > 0
+  return found
+
+
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
   """SiLU(gate) * up."""
   return gate / (1 + jnp.exp(-gate)) * up

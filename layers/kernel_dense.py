@@ -39,7 +39,7 @@ def project(
     go, x, control, hop, weights, *bias, out = refs
     at, own = pl.ds(pl.program_id(0) * width, width), place.layer(control, hop)
 
-    @pl.when(_anybody(go))
+    @pl.when(kernels.anybody(go))
     def _() -> None:
       made = _product(weights, own, at, x, lines, db).astype(out.dtype)
       if biases:
@@ -75,13 +75,6 @@ def _product(
   return out
 
 
-def _anybody(go: Any) -> jax.Array:
-  """Whether any row goes on."""
-  at, real = kernels.whole(go.shape[0])
-  found: jax.Array = jnp.max(kernels.load(go.at[at], real)) > 0
-  return found
-
-
 def output(
   config: config_lib.ModelConfig,
   p: dict[str, Any],
@@ -106,7 +99,7 @@ def output(
     part, own = pl.program_id(0), place.layer(control, hop)
     at = pl.ds(part * width, width)
 
-    @pl.when(_anybody(go))
+    @pl.when(kernels.anybody(go))
     def _() -> None:
       made = _product(weights, own, at, mixed, lines, ab).astype(out.dtype)
       if biases:

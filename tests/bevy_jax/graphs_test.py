@@ -152,6 +152,8 @@ def _batches(config: model_config.ModelConfig) -> list[protocols.Batch]:
     protocols.Batch('decode', 1, 3, [1, 0], gone, True),
     protocols.Batch('decode', 0, 1, rows=[1], tables=here),
     protocols.Batch('decode', 1, 3, rows=[0, 1], tables=here[:1]),
+    # Past the head and on.
+    protocols.Batch('decode', 3, 3, rows=[0, 1], tables=here),
   ]
 
 
@@ -191,11 +193,12 @@ class GraphsTest(absltest.TestCase):
       for one, two in zip(_kept(ours), _kept(theirs), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
     ours.check(pool)
-    # What passes the head, and waves, stay launches of XLA.
-    last = _batches(config)[-1]._replace(layer=3)
-    two = _batches(config)[0]._replace(layer=2)
-    for batch in (last, two, last._replace(layer=0, finish=False)):
-      self.assertIsNone(ours._graph_of(batch))
+    # Who draws passes the head through XLA; waves always do.
+    head, wave = _batches(config)[-1], _batches(config)[0]
+    ours._draws[1] = True
+    self.assertIsNone(ours._graph_of(head))
+    self.assertIsNotNone(ours._graph_of(head._replace(rows=[0])))
+    self.assertIsNone(ours._graph_of(wave._replace(finish=False)))
 
 
 if __name__ == '__main__':

@@ -19,10 +19,12 @@ from absl.testing import absltest, parameterized
 
 from bevy_jax.layers import (
   block,
+  embed,
   experts,
   kernel_attention,
   kernel_dense,
   kernel_experts,
+  kernel_head,
   kernel_packed,
   kernel_router,
   kernel_rows,
@@ -425,6 +427,105 @@ class TakeTest(absltest.TestCase):
       turn = rope.turn(config.rope, 8, jnp.asarray(positions[row]))
       np.testing.assert_allclose(got.cos[i], turn[0], atol=1e-5)
       np.testing.assert_allclose(got.sin[i], turn[1], atol=1e-5)
+
+
+class HeadTest(parameterized.TestCase):
+  """Three rows of four go on, and one of these is padding."""
+
+  @parameterized.parameters(True, False)
+  def test_against_the_plain_form(self, tied):
+    config, top, x, registers, got = self._draw(tied, lambda top: top)
+    rows, drawn, kept = got
+    logits = embed.logits(config, top, x)
+    self.assertGreater(len(set(np.asarray(logits.argmax(axis=1)))), 2)
+    token = np.asarray(logits.argmax(axis=1))
+    for i, row in ((0, 3), (2, 1)):
+      self.assertEqual(int(drawn.token[i]), token[i])
+      self.assertEqual(int(drawn.sound[i]), 1)
+      position = registers[row, 1] + 1
+      np.testing.assert_array_equal(kept[row], [token[i], position, 7])
+      self.assertEqual(int(rows.positions[i]), position)
+      new = top['embed'][token[i]]
+      np.testing.assert_array_equal(rows.x[i], new)
+      np.testing.assert_allclose(
+        rows.h[i],
+        norm.rms_norm(new, self._norms[0], config.norm_eps),
+        rtol=1e-5,
+      )
+      turn = rope.turn(config.rope, 8, jnp.asarray(position))
+      np.testing.assert_allclose(rows.cos[i], turn[0], atol=1e-5)
+      np.testing.assert_allclose(rows.sin[i], turn[1], atol=1e-5)
+    # Neither who stopped nor padding changes anything.
+    for i in (1, 3):
+      np.testing.assert_array_equal(rows.x[i], x[i])
+    for row in (0, 2):
+      np.testing.assert_array_equal(kept[row], registers[row])
+
+  def test_ties_go_to_the_lowest_token(self):
+    def flat(top):
+      # Tokens of two parts of the vocabulary, and of one.
+      return {k: v.at[...].set(1.0) for k, v in top.items()}
+
+    *_, (_, drawn, _) = self._draw(True, flat)
+    np.testing.assert_array_equal(np.asarray(drawn.token)[[0, 2]], [0, 0])
+
+  def test_what_is_not_finite_is_told(self):
+    def spoil(top):
+      return top | {'embed': top['embed'].at[70, 3].set(jnp.nan)}
+
+    *_, (_, drawn, _) = self._draw(True, spoil)
+    np.testing.assert_array_equal(np.asarray(drawn.sound)[[0, 2]], [0, 0])
+
+  def _draw(self, tied, change):
+    config = config_lib.tiny(tied=tied)  # 96 tokens: a part, and half of one.
+    top = params.init(config, jax.random.key(0))
+    top = change({k: top[k] for k in ('embed', 'head') if k in top})
+    x = jax.random.normal(jax.random.key(5), (4, 32))
+    self._norms = jnp.linspace(0.5, 2, 64).reshape(2, 32)
+    top['final_norm'] = jnp.ones(32)
+    registers = np.array([[0, 5, 7], [0, 9, 7], [0, 3, 7], [0, 20, 7]])
+    registers = registers.astype(np.int32)
+    numbers = np.array([3, 2, 1, 4], np.int32)
+    positions = registers[:, 1][np.minimum(numbers, 3)]
+
+    @_jit
+    def run(x, registers):
+      given = _rows(4)._replace(
+        x=x,
+        h=norm.rms_norm(x, top['final_norm'], config.norm_eps),
+        numbers=jnp.asarray(numbers),
+        go=jnp.array([1, 0, 1, 1], jnp.int32),
+        positions=jnp.asarray(positions),
+      )
+      found = kernel_head.best(top, given.h, given.go)
+      return kernel_head.draw(
+        config, top, self._norms, found, given, registers, (0, 1)
+      )
+
+    got = run(x, jnp.asarray(registers))
+    return config, top, x, registers, got
+
+
+class AgreeTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (0, [1, 0, 1, 1], [1, 0, 1, 1]),
+    (1, [1, 0, 1, 1], [0, 0, 0, 0]),
+    (1, [1, 1, 0, 1], [1, 1, 0, 1]),  # Padding does not count.
+  )
+  def test_all_or_nobody(self, together, go, wanted):
+    given = _rows(4)._replace(
+      go=jnp.asarray(go, jnp.int32),
+      numbers=jnp.array([0, 2, 3, 1], jnp.int32),
+      slots=jnp.arange(8, dtype=jnp.int32).reshape(4, 2),
+    )
+    control = jnp.array([0, together, 0], jnp.int32)
+    run = _jit(lambda rows: kernel_rows.agree(rows, 3, 1, _place(control)))
+    got = run(given)
+    np.testing.assert_array_equal(got.go, wanted)
+    on = np.asarray(wanted)[:, None] > 0
+    np.testing.assert_array_equal(
+      got.slots, np.where(on, np.asarray(given.slots), -1)
+    )
 
 
 if __name__ == '__main__':
