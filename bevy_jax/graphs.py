@@ -45,12 +45,16 @@ class Answer:
     self._runtime.sleep(self._event)
     return self
 
+  def hops(self, rows: int) -> Iterator[list[list[int]]]:
+    """What each hop has answered of the first rows; see `steps.read`."""
+    for table in self._table:
+      yield table[:rows].tolist()
+
   def __array__(
     self, dtype: Any = None, copy: bool | None = None
   ) -> np.ndarray:
     """As a launch of XLA answers: `[rows, hops * (2 + T)]`, a copy."""
-    rows = self._table.shape[1]
-    return np.concatenate(self._table, axis=1).reshape(rows, -1)
+    return np.concatenate(self._table, axis=1)
 
 
 class Slot(NamedTuple):

@@ -5,7 +5,7 @@ them: a row whose experts can be read at its next router goes on there.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -351,35 +351,43 @@ def answer(
 
 
 def read(
-  k: int, table: np.ndarray, gates: Sequence[int]
+  k: int, told: Iterable[list[list[int]]], gates: Sequence[int]
 ) -> list[protocols.Hop]:
   """A launch's answer on the host, up to the last hop that anybody took.
 
   Args:
     k: choices of a row.
-    table: int32 `[rows, ...]`, see `decode`.
+    told: what each hop answers of each row, see `decode`.
     gates: MoE layers that each hop guesses.
   """
-  lists, at = table.tolist(), 0
   found: list[protocols.Hop] = []
-  for count in gates:
-    ids, end = at + 2, at + 2 + k
-    came = lists
+  for came, count in zip(told, gates, strict=True):
     places: Sequence[int] = ()
     if found:
-      places = [i for i, r in enumerate(lists) if r[at + 1] >= 0]
-      came = [lists[i] for i in places]
+      places = [i for i, r in enumerate(came) if r[1] >= 0]
+      came = [came[i] for i in places]
     if not came:
       break
+    end = 2 + k
     starts = range(end, end + count * k, k)
     found.append(
       protocols.Hop(
-        [r[at] for r in came],
-        [r[at + 1] > 0 for r in came],
-        [tuple(r[ids:end]) for r in came],
+        [r[0] for r in came],
+        [r[1] > 0 for r in came],
+        [tuple(r[2:end]) for r in came],
         [[tuple(r[s : s + k]) for s in starts] for r in came] if count else [],
         places,
       )
     )
-    at = end + count * k
   return found
+
+
+def hop_by_hop(
+  k: int, table: np.ndarray, gates: Sequence[int]
+) -> Iterator[list[list[int]]]:
+  """Takes the answer of `decode` apart for `read`."""
+  at = 0
+  for count in gates:
+    end = at + 2 + k + count * k
+    yield table[:, at:end].tolist()
+    at = end

@@ -79,9 +79,10 @@ class LowerTest(parameterized.TestCase):
       )  # fmt: skip
       with mock.patch.object(kernel_call, 'interpreted', lambda: False):
         lowered = run.trace(*arguments).lower(lowering_platforms=('cuda',))
-      # One takes the rows, seven do a layer, one stands between two.
+      # One takes the rows, seven do a layer, one stands between two; two more
+      # do the head.
       found = lowered.as_text().count('__gpu$xla.gpu.triton')
-      self.assertEqual(found, 8 * len(hops))
+      self.assertEqual(found, 8 * len(hops) + 2 * (last in hops))
 
 
 if __name__ == '__main__':

@@ -77,7 +77,9 @@ class ReadTest(absltest.TestCase):
       [-1, 0, 5, 7, -1, -1, -1, -1, -1, -1],
       [-1, 1, 6, 8, 8, 0, 2, -1, -1, -1],
     ])  # fmt: skip
-    first, second = steps.read(1, table, (1, 0, 0))
+    gates = 1, 0, 0
+    told = steps.hop_by_hop(1, table, gates)
+    first, second = steps.read(1, told, gates)
     self.assertEqual(first.tokens, [-1, -1, -1])
     self.assertEqual(first.sound, [True, False, True])
     self.assertEqual(first.choices, [(4,), (5,), (6,)])
