@@ -19,7 +19,8 @@ class Lockstep:
   Attributes:
     depth: launches in flight at once.
     hops: layers that a launch may cross while nobody misses anything; none
-      goes past the head, so the order of everything stays the same.
+      goes past the head, so the order of everything stays the same. None goes
+      further than where a load is likely to be needed, as in `Runahead`.
   """
 
   depth: int = 1
@@ -42,7 +43,8 @@ class Lockstep:
     experts = wave(union, view.room(layer))
     if experts & ~view.resident[layer]:
       return None
-    hops = min(self.hops, len(view.resident) - layer)
+    hops = int(max(1, min(self.hops, view.pace.clear)))
+    hops = min(hops, len(view.resident) - layer)
     return protocols.Launch(
       layer, batch, experts, experts == union, hops, together=True
     )

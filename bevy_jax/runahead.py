@@ -34,7 +34,8 @@ class Runahead:
     hold: whether ready groups may wait for others.
     hops: layers that a launch may cross, see `lagging.reach`. It is sent no
       further than where a load is likely to be needed: rows that stop there
-      would have been met by others before.
+      would have been met by others before. Where loads are rarer than
+      launches of full length, all stay together.
   """
 
   depth: int = 2
@@ -49,6 +50,11 @@ class Runahead:
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: ready requests of the most lagging ready layer."""
+    hops = int(min(self.hops, max(_LEAST, view.pace.clear)))
+    if view.pace.clear >= self.hops > 1:
+      launch = self._abreast(view, hops)
+      if launch is not None or view.in_flight or any(view.loading):
+        return launch
     lag = self._lag(view)
     ready = lagging.ready(view, lag)
     tried: set[int] = set()
@@ -59,9 +65,27 @@ class Runahead:
       group = [p for p in ready if p.layer == first.layer]
       launch = lagging.together(group)
       if not self.hold or not holding.pays(view, launch):
-        hops = min(self.hops, max(_LEAST, view.pace.clear))
-        return lagging.reach(view, launch, int(hops), lag)
+        return lagging.reach(view, launch, hops, lag)
     return None
+
+  def _abreast(
+    self, view: protocols.View, hops: int
+  ) -> protocols.Launch | None:
+    """All who lag most, once all of them are ready.
+
+    Where a launch of full length seldom meets a miss, who is left behind costs
+    more than its load: it goes that length alone.
+    """
+    group = [p for p in view.waiting if p.position == view.floor]
+    launch = lagging.together(group) if group else None
+    if view.in_flight or launch is None:
+      return None
+    if launch.experts & ~view.resident[launch.layer]:
+      return None
+    # To the head, and no further: whole passes are cut into fewest launches.
+    hops = min(hops, len(view.resident) - launch.layer)
+    launch = lagging.reach(view, launch, hops, None)
+    return launch._replace(together=len(group) == view.active)
 
   def _lag(self, view: protocols.View) -> int | None:
     if self.near is None:
