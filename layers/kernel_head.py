@@ -115,46 +115,34 @@ def draw(
     The rows in front of the first layer's attention, their tokens, and the
     registers.
   """
-  embed = top['embed']
-  (n, d), lines = rows.x.shape, registers_RxC.shape[0]
-  parts, half = found.logit.shape[0], config.head_dim // 2
+  n, d = rows.x.shape
+  half, lines = config.head_dim // 2, registers_RxC.shape[0]
   angles, stretch = rope.frequencies(config.rope, config.head_dim)
-  token_at, position_at = columns
 
   def kernel(*refs: Any) -> None:
-    logits, tokens, broken, x, numbers, go, positions, *more = refs
+    best_refs, (x, numbers, go, positions, *more) = refs[:3], refs[3:]
     table, norm, turns, _, *outs = more
-    out_x, out_h, out_positions, cos, sin, token_of, sound, registers = outs
-    i, (part, real) = pl.program_id(0), kernels.whole(parts)
+    i, registers = pl.program_id(0), outs[-1]
     on = (go[i] != 0) & (numbers[i] >= 0) & (numbers[i] < lines)
-    seen = real & jnp.full(real.shape, on)
-    logit = kernels.load(logits.at[part, i], seen)
-    logit = jnp.where(seen, logit, -jnp.inf)
-    first = kernels.load(tokens.at[part, i], seen)
-    first = jnp.where(seen & (logit == jnp.max(logit)), first, embed.shape[0])
-    odd = jnp.max(kernels.load(broken.at[part, i], seen))
-    # Of nan alone there is no likeliest; the row ends here in any case.
-    token = jnp.minimum(jnp.min(first), np.int32(embed.shape[0] - 1))
-    token_of[i], sound[i] = token, (odd == 0).astype(jnp.int32)
-    position = positions[i] + on.astype(jnp.int32)
-    out_positions[i] = position
+    token, sound = _likeliest(best_refs, i, on, table.shape[0])
+    outs[5][i], outs[6][i] = token, sound
+    outs[2][i] = position = positions[i] + on.astype(jnp.int32)
     row, mask = jnp.clip(numbers[i], 0, lines - 1), jnp.full((1, 1), on)
-    for column, value in ((token_at, token), (position_at, position)):
+    for column, value in zip(columns, (token, position), strict=True):
       there = registers.at[pl.ds(row, 1), pl.ds(column, 1)]
       kernels.store(there, jnp.full((1, 1), value), mask)
     at, inside = kernels.whole(d)
     here = inside & jnp.full(inside.shape, on)
-    new = kernels.load(table.at[token, at], here).astype(out_x.dtype)
+    new = kernels.load(table.at[token, at], here).astype(x.dtype)
     new = jnp.where(here, new, kernels.load(x.at[i, at], inside))
-    kernels.store(out_x.at[i, at], new, inside)
+    kernels.store(outs[0].at[i, at], new, inside)
     scale = kernels.load(norm.at[np.int32(0), at], inside)
     h = kernels.normed(new, scale, d, config.norm_eps)
-    kernels.store(out_h.at[i, at], h, inside)
+    kernels.store(outs[1].at[i, at], h, inside)
     some, narrow = kernels.whole(half)
-    turn = kernels.load(turns.at[some], narrow)
-    theta = position.astype(jnp.float32) * turn
-    kernels.store(cos.at[i, some], jnp.cos(theta) * stretch, narrow)
-    kernels.store(sin.at[i, some], jnp.sin(theta) * stretch, narrow)
+    theta = position.astype(jnp.float32) * kernels.load(turns.at[some], narrow)
+    kernels.store(outs[3].at[i, some], jnp.cos(theta) * stretch, narrow)
+    kernels.store(outs[4].at[i, some], jnp.sin(theta) * stretch, narrow)
 
   single = kernels.shape((n,), jnp.int32)
   wide = kernels.shape((n, d), rows.x.dtype)
@@ -166,8 +154,8 @@ def draw(
     (n,),
     (wide, wide, single, turned, turned, single, single, kept),
     (
-      *found, rows.x, rows.numbers, rows.go, rows.positions, embed, norm_LxD,
-      jnp.asarray(angles), registers_RxC,
+      *found, rows.x, rows.numbers, rows.go, rows.positions, top['embed'],
+      norm_LxD, jnp.asarray(angles), registers_RxC,
     ),
     warps=DRAW,
     aliases={10: 7},
@@ -175,3 +163,20 @@ def draw(
   x, h, positions, cos, sin, token, sound, registers = made
   rows = rows._replace(x=x, h=h, positions=positions, cos=cos, sin=sin)
   return rows, kernel_router.Drawn(token, sound), registers
+
+
+def _likeliest(
+  refs: Any, row: jax.Array, on: jax.Array, vocabulary: int
+) -> tuple[jax.Array, jax.Array]:
+  """The token of a row, and 0 where a logit is not finite, else 1."""
+  logits, tokens, broken = refs
+  part, real = kernels.whole(logits.shape[0])
+  seen = real & jnp.full(real.shape, on)
+  logit = kernels.load(logits.at[part, row], seen)
+  logit = jnp.where(seen, logit, -jnp.inf)
+  first = kernels.load(tokens.at[part, row], seen)
+  first = jnp.where(seen & (logit == jnp.max(logit)), first, vocabulary)
+  odd = jnp.max(kernels.load(broken.at[part, row], seen))
+  # Of nan alone there is no likeliest; the row ends here in any case.
+  token = jnp.minimum(jnp.min(first), np.int32(vocabulary - 1))
+  return token, (odd == 0).astype(jnp.int32)
