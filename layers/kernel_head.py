@@ -144,15 +144,11 @@ def draw(
     kernels.store(outs[3].at[i, some], jnp.cos(theta) * stretch, narrow)
     kernels.store(outs[4].at[i, some], jnp.sin(theta) * stretch, narrow)
 
-  single = kernels.shape((n,), jnp.int32)
-  wide = kernels.shape((n, d), rows.x.dtype)
-  turned = kernels.shape((n, half), jnp.float32)
-  kept = kernels.shape(registers_RxC.shape, jnp.int32)
   made = kernels.call(
     kernel,
     'draw',
     (n,),
-    (wide, wide, single, turned, turned, single, single, kept),
+    _shapes(rows, half, registers_RxC),
     (
       *found, rows.x, rows.numbers, rows.go, rows.positions, top['embed'],
       norm_LxD, jnp.asarray(angles), registers_RxC,
@@ -163,6 +159,18 @@ def draw(
   x, h, positions, cos, sin, token, sound, registers = made
   rows = rows._replace(x=x, h=h, positions=positions, cos=cos, sin=sin)
   return rows, kernel_router.Drawn(token, sound), registers
+
+
+def _shapes(
+  rows: kernel_rows.Rows, half: int, registers_RxC: jax.Array
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+  """In the order of what `draw` makes."""
+  n = rows.x.shape[0]
+  single = kernels.shape((n,), jnp.int32)
+  wide = kernels.shape(rows.x.shape, rows.x.dtype)
+  turned = kernels.shape((n, half), jnp.float32)
+  kept = kernels.shape(registers_RxC.shape, jnp.int32)
+  return wide, wide, single, turned, turned, single, single, kept
 
 
 def _likeliest(
