@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from bevy_jax import config as config_lib
-from bevy_jax import device, events, hops, loading, protocols
+from bevy_jax import device, events, hops, loading, policies, protocols
 from bevy_jax import engine as engine_lib
 from bevy_jax import request as request_lib
 from bevy_jax import text as text_lib
@@ -168,16 +168,16 @@ class LLM:
     if isinstance(prefetch, str):
       config_lib.check_prefetch(prefetch, self.config.trace)
       layers = len(self.model.config.moe_ids)
-      prefetch = config_lib.make_prefetch(
+      prefetch = policies.make_prefetch(
         prefetch, self.config.trace, layers, self.model.config.num_experts
       )
-    config_lib.refuse_oracle(prefetch)
+    policies.refuse_oracle(prefetch)
     return prefetch
 
   def eviction(self, name: str) -> protocols.Eviction:
     """The eviction of a name; ValueError where its trace does not fit."""
     model = self.model.config
-    return config_lib.make_eviction(
+    return policies.make_eviction(
       name, self.config.trace, len(model.moe_ids), model.num_experts
     )
 
