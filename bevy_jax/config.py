@@ -39,10 +39,11 @@ class EngineConfig:
     capacity: 'global', where all layers share the slots, or 'layer', where
       each layer has an even part of them for its own experts alone.
     requests: R, rows that decode at the same time; more requests wait.
-    scheduler: a name of `SCHEDULERS`.
-    eviction: a name of `EVICTIONS`, or 'static' with a trace.
+    scheduler: a name of `SCHEDULERS`, or one of your own: an object, or text
+      such as 'my_module.MyScheduler(lag=3)'; see `policies`.
+    eviction: a name of `EVICTIONS`, 'static' with a trace, or your own.
     prefetch: a name of `PREFETCHERS`, with options as in
-      'transition:depth=2:confidence=0.3'; see `parse_prefetch`.
+      'transition:depth=2:confidence=0.3', or your own; see `parse_prefetch`.
     trace: a routing trace whose most used experts `static` keeps, and that
       `transition` and `popularity` start from with `warm=true`.
     hops: layers that a launch may cross where the experts are there: a
@@ -68,9 +69,9 @@ class EngineConfig:
   host_eviction: str = 'lfu_decayed'
   capacity: str = 'global'
   requests: int = 8
-  scheduler: str = 'runahead'
-  eviction: str = 'lfu_decayed'
-  prefetch: str = 'none'
+  scheduler: policies.Scheduler = 'runahead'
+  eviction: policies.Eviction = 'lfu_decayed'
+  prefetch: policies.Prefetcher = 'none'
   trace: str = ''
   hops: int | str = 'auto'
   link: str = 'auto'
@@ -83,7 +84,7 @@ class EngineConfig:
   warmup: int = 8
 
   def __post_init__(self) -> None:
-    choose('scheduler', self.scheduler, SCHEDULERS)
+    policies.scheduler(self.scheduler)
     choose('capacity', self.capacity, CAPACITIES)
     check_eviction(self.eviction, self.trace)
     check_prefetch(self.prefetch, self.trace)

@@ -1,9 +1,29 @@
 """What schedulers share that let the most lagging request go first."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from bevy_jax import protocols
 from bevy_jax import request as request_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Base:
+  """A scheduler without `launch`, which one of your own adds alone.
+
+  Loads go by lag: who is last is served first. So it always gets through,
+  and with a `launch` that takes somebody wherever somebody is ready there is
+  no deadlock.
+
+  Attributes:
+    depth: launches in flight at once.
+  """
+
+  depth: int = 2
+
+  def wants(self, view: protocols.View) -> list[protocols.Want]:
+    """See `Scheduler`: one want a waiting request, most lagging first."""
+    return wants(view)
 
 
 def wants(view: protocols.View) -> list[protocols.Want]:

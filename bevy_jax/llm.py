@@ -129,13 +129,14 @@ class LLM:
 
   def engine(
     self,
-    scheduler: str = '',
-    eviction: str = '',
-    prefetch: str | protocols.Prefetcher = '',
+    scheduler: policies.Scheduler = '',
+    eviction: policies.Eviction = '',
+    prefetch: policies.Prefetcher = '',
   ) -> engine_lib.Engine:
     """A fresh engine with a cold cache on this device; ends any other.
 
-    What is not named is the config's; a prefetcher may come as it is.
+    What is not given is the config's. A policy is a name, an object or text
+    that names one of your own, see `policies`.
     """
     config = self.config
     prefetcher = self.prefetcher(prefetch or config.prefetch)
@@ -145,7 +146,7 @@ class LLM:
       self.model.config,
       self.executor,
       hops.give(
-        config_lib.SCHEDULERS[scheduler or config.scheduler],
+        policies.scheduler(scheduler or config.scheduler),
         self.executor.hops,
         len(self.model.config.moe_ids),
       ),
@@ -161,24 +162,19 @@ class LLM:
     )
     return self._engine
 
-  def prefetcher(
-    self, prefetch: str | protocols.Prefetcher
-  ) -> protocols.Prefetcher:
+  def prefetcher(self, asked: policies.Prefetcher) -> protocols.Prefetcher:
     """A prefetcher by name and options, or itself; no oracle."""
-    if isinstance(prefetch, str):
-      config_lib.check_prefetch(prefetch, self.config.trace)
-      layers = len(self.model.config.moe_ids)
-      prefetch = policies.make_prefetch(
-        prefetch, self.config.trace, layers, self.model.config.num_experts
-      )
-    policies.refuse_oracle(prefetch)
-    return prefetch
+    model, trace = self.model.config, self.config.trace
+    policies.check_prefetch(asked, trace)
+    return policies.make_prefetch(
+      asked, trace, len(model.moe_ids), model.num_experts
+    )
 
-  def eviction(self, name: str) -> protocols.Eviction:
-    """The eviction of a name; ValueError where its trace does not fit."""
-    model = self.model.config
+  def eviction(self, asked: policies.Eviction) -> protocols.Eviction:
+    """An eviction by name, or itself; ValueError if its trace does not fit."""
+    model, trace = self.model.config, self.config.trace
     return policies.make_eviction(
-      name, self.config.trace, len(model.moe_ids), model.num_experts
+      asked, trace, len(model.moe_ids), model.num_experts
     )
 
   def requests(

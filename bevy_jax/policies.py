@@ -1,12 +1,17 @@
-"""Policies by name: what there is, and what a name stands for."""
+"""Policies by name, by import path or as they are: what each stands for.
+
+Whatever takes a policy takes a name of the tables below, an object, or text
+such as `my_module.MyScheduler(lag=3)`.
+"""
 
 import dataclasses
 import difflib
 from typing import Any
 
-from bevy_jax import baselines, protocols, runahead
+from bevy_jax import baselines, protocols, runahead, spelled
 from bevy_jax import trace as trace_lib
-from bevy_jax.offload import eviction, patterns, prefetch
+from bevy_jax.offload import eviction as eviction_lib
+from bevy_jax.offload import patterns, prefetch
 
 SCHEDULERS: dict[str, protocols.Scheduler] = {
   'lockstep': baselines.Lockstep(),
@@ -17,10 +22,15 @@ SCHEDULERS: dict[str, protocols.Scheduler] = {
   'solo': baselines.Solo(),
 }
 # `static` is made from a trace; `belady` would need the future.
-EVICTIONS = eviction.EVICTIONS
+EVICTIONS = eviction_lib.EVICTIONS
 PREFETCHERS = prefetch.PREFETCHERS
 # Host memory knows no requests: no rule that asks what they will use next.
 HOST_EVICTIONS = {n: e for n, e in EVICTIONS.items() if not e.estimates}
+
+
+Scheduler = str | protocols.Scheduler
+Eviction = str | protocols.Eviction
+Prefetcher = str | protocols.Prefetcher
 
 
 def choose(what: str, name: str, known: object) -> None:
@@ -34,20 +44,39 @@ def choose(what: str, name: str, known: object) -> None:
   raise ValueError(f'{what} {name!r} is not known{hint} Known: {names}.')
 
 
-def check_eviction(name: str, trace: str) -> None:
-  """ValueError where an engine cannot run an eviction of this name."""
-  if name == 'belady':
+def scheduler(asked: Scheduler) -> protocols.Scheduler:
+  """A scheduler by name or path, or itself; ValueError says what it lacks."""
+  if isinstance(asked, str) and not spelled.is_path(asked):
+    _choose_own('scheduler', asked, list(SCHEDULERS))
+    return SCHEDULERS[asked]
+  found: protocols.Scheduler = _own('scheduler', asked, 'launch')
+  return found
+
+
+def check_eviction(asked: Eviction, trace: str) -> None:
+  """ValueError where an engine cannot run such an eviction."""
+  if asked == 'belady':
     raise ValueError(
       "eviction 'belady' gives up the expert whose next use is farthest, "
       'which no running engine can know; replay a trace with it '
       f'(experiments.ablate --trace=FILE) or choose one of {names()}.'
     )
-  choose('eviction', name, names())
-  if name == 'static' and not trace:
+  if asked != 'static':
+    eviction(asked)
+  elif not trace:
     raise ValueError(
       "eviction 'static' keeps the most used experts of a routing trace; name "
       'one with trace (--set=engine.trace=FILE).'
     )
+
+
+def eviction(asked: Eviction) -> protocols.Eviction:
+  """An eviction that needs no trace; see `scheduler`."""
+  if isinstance(asked, str) and not spelled.is_path(asked):
+    _choose_own('eviction', asked, names())
+    return EVICTIONS[asked]
+  found: protocols.Eviction = _own('eviction', asked, 'victim')
+  return found
 
 
 def names() -> list[str]:
@@ -56,19 +85,20 @@ def names() -> list[str]:
 
 
 def make_eviction(
-  name: str, trace: str, layers: int, experts: int
+  asked: Eviction, trace: str, layers: int, experts: int
 ) -> protocols.Eviction:
-  """The eviction of a name that `check_eviction` accepts.
+  """The eviction that `check_eviction` accepts.
 
   Args:
-    name: what it is called.
+    asked: what it is called, or itself.
     trace: where the trace lies, read for 'static' alone.
     layers: layers of the model that have experts.
     experts: experts of a layer; ValueError where the trace has others.
   """
-  if name != 'static':
-    return EVICTIONS[name]
-  return eviction.Static(popularity=_trace(trace, layers, experts).popularity())
+  if asked != 'static':
+    return eviction(asked)
+  popularity = _trace(trace, layers, experts).popularity()
+  return eviction_lib.Static(popularity=popularity)
 
 
 def _trace(path: str, layers: int, experts: int) -> trace_lib.Trace:
@@ -82,14 +112,16 @@ def _trace(path: str, layers: int, experts: int) -> trace_lib.Trace:
   return found
 
 
-def parse_prefetch(text: str) -> tuple[protocols.Prefetcher, bool]:
+def parse_prefetch(asked: Prefetcher) -> tuple[protocols.Prefetcher, bool]:
   """A prefetcher, and whether it is to start from a trace's counts.
 
   NAME[:OPTION=VALUE...]: depth, confidence, guarded for all, warm for
-  those that count, p and seed for `oracle`.
+  those that count, p and seed for `oracle`; or see `scheduler`.
   """
-  name, *options = text.split(':')
-  choose('prefetch', name, PREFETCHERS)
+  if not isinstance(asked, str) or spelled.is_path(asked):
+    return _own('prefetch', asked, 'guess'), False
+  name, *options = asked.split(':')
+  _choose_own('prefetch', name, list(PREFETCHERS))
   base: Any = PREFETCHERS[name]
   known = {f.name for f in dataclasses.fields(base)}
   warms = 'counts' in known
@@ -99,9 +131,9 @@ def parse_prefetch(text: str) -> tuple[protocols.Prefetcher, bool]:
     key, _, value = option.partition('=')
     choose(f'prefetch {name!r}: option', key, sorted(known))
     kind = type(getattr(base, key, False))
-    values[key] = _option(text, key, value, kind)
+    values[key] = _option(asked, key, value, kind)
   if name == 'none' and options:
-    raise ValueError(f"prefetch is {text!r}; 'none' takes no options.")
+    raise ValueError(f"prefetch is {asked!r}; 'none' takes no options.")
   warm = values.pop('warm', False)
   return dataclasses.replace(base, **values), warm
 
@@ -128,13 +160,13 @@ def _option(text: str, key: str, value: str, kind: type) -> object:
   )
 
 
-def check_prefetch(text: str, trace: str) -> None:
-  """ValueError where an engine cannot run what this text asks for."""
-  prefetcher, warm = parse_prefetch(text)
+def check_prefetch(asked: Prefetcher, trace: str) -> None:
+  """ValueError where an engine cannot run what is asked for."""
+  prefetcher, warm = parse_prefetch(asked)
   refuse_oracle(prefetcher)
   if warm and not trace:
     raise ValueError(
-      f'prefetch {text!r} starts from the counts of a routing trace; name one '
+      f'prefetch {asked!r} starts from the counts of a routing trace; name one '
       'with trace (--set=engine.trace=FILE).'
     )
 
@@ -151,17 +183,17 @@ def refuse_oracle(prefetcher: protocols.Prefetcher) -> None:
 
 
 def make_prefetch(
-  text: str, trace: str, layers: int, experts: int
+  asked: Prefetcher, trace: str, layers: int, experts: int
 ) -> protocols.Prefetcher:
-  """The prefetcher of a text that `parse_prefetch` accepts.
+  """The prefetcher that `parse_prefetch` accepts.
 
   Args:
-    text: name and options.
+    asked: name and options, or itself.
     trace: where the trace lies, read with `warm` alone.
     layers: layers of the model that have experts.
     experts: experts of a layer; ValueError where the trace has others.
   """
-  found, warm = parse_prefetch(text)
+  found, warm = parse_prefetch(asked)
   if not warm:
     return found
   return warmed(found, _trace(trace, layers, experts).counts())
@@ -174,3 +206,62 @@ def warmed(
   known = prefetch.Transition | prefetch.Popularity | prefetch.Mixture
   assert isinstance(prefetcher, known), 'it counts nothing'
   return dataclasses.replace(prefetcher, counts=counts)
+
+
+def variant(text: str) -> tuple[str, str, str]:
+  """scheduler[:eviction[:prefetch]]; what is left out is empty."""
+  first, second, third = [*spelled.split(text), '', ''][:3]
+  return first, second, third
+
+
+def _choose_own(what: str, name: str, known: list[str]) -> None:
+  try:
+    choose(what, name, known)
+  except ValueError as error:
+    raise ValueError(f'{error} One of your own is module.Class.') from None
+
+
+_BASES = {
+  'scheduler': 'SchedulerBase',
+  'eviction': 'EvictionBase',
+  'prefetch': 'PrefetcherBase',
+}
+# What the engine reads of each, beside its one method.
+_READ = {
+  'scheduler': ('depth', 'wants'),
+  'eviction': ('estimates',),
+  'prefetch': (
+    'depth', 'confidence', 'guarded', 'keeps', 'gates', 'start',
+  ),
+}  # fmt: skip
+
+
+def _own(what: str, asked: object, method: str) -> Any:
+  """A policy that is not ours; ValueError where no engine could use it."""
+  found = spelled.make(what, asked) if isinstance(asked, str) else asked
+  base, kind = f'bevy_jax.{_BASES[what]}', type(found)
+  if isinstance(found, type):
+    raise ValueError(
+      f'{what} is the class {found.__name__}; give one of it: '
+      f'{found.__name__}().'
+    )
+  settings = getattr(found, '__dataclass_params__', None)
+  if settings is None or not settings.frozen:
+    raise ValueError(
+      f'{what} is {found!r}, but must be a frozen dataclass, so that the same '
+      'view always gives the same decision: '
+      f'@dataclasses.dataclass(frozen=True, kw_only=True) on {kind.__name__}, '
+      f'derived from {base}.'
+    )
+  if not callable(getattr(found, method, None)):
+    raise ValueError(
+      f'{what} {kind.__name__} has no method {method!r}, which is what '
+      f'decides; derive it from {base} and write that one.'
+    )
+  lacks = [name for name in _READ[what] if not hasattr(found, name)]
+  if lacks:
+    raise ValueError(
+      f'{what} {kind.__name__} has no {lacks}; derive it from {base}, which '
+      'has them.'
+    )
+  return found

@@ -11,7 +11,7 @@ _SHORT = 0.4, 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Runahead:
+class Runahead(lagging.Base):
   """The ready requests of the layer that lags most go first.
 
   Loads follow the same order: the most lagging request first, then the one
@@ -26,7 +26,6 @@ class Runahead:
   those who could join it soon (`holding`).
 
   Attributes:
-    depth: launches in flight at once.
     max_lag: layers that a request may be ahead of the last one; None for no
       bound.
     near: the same while link or device alone is short; None for `max_lag`.
@@ -34,15 +33,10 @@ class Runahead:
     hops: layers that a launch may cross, see `lagging.reach`.
   """
 
-  depth: int = 2
   max_lag: int | None = 24
   near: int | None = 1
   hold: bool = True
   hops: int = 1
-
-  def wants(self, view: protocols.View) -> list[protocols.Want]:
-    """See `Scheduler`: one want a waiting request, most lagging first."""
-    return lagging.wants(view)
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: ready requests of the most lagging ready layer."""

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from bevy_jax import config as config_lib
+from bevy_jax import policies, spelled
 from bevy_jax.experiments import overrides
 
 _DEMO_PROMPTS = pathlib.Path(__file__).parent / 'demo_prompts.jsonl'
@@ -56,16 +57,18 @@ class Decode:
 
   def variants(self) -> list[tuple[str, str, str]]:
     """Scheduler, eviction, prefetcher of each run; ValueError for unknown."""
-    out = []
-    for item in self.compare or (self.engine.scheduler,):
-      scheduler, _, rest = item.partition(':')
-      eviction, _, prefetch = rest.partition(':')
-      eviction = eviction or self.engine.eviction
-      config_lib.choose('scheduler', scheduler, config_lib.SCHEDULERS)
-      config_lib.check_eviction(eviction, self.engine.trace)
-      prefetch = prefetch or self.engine.prefetch
-      config_lib.check_prefetch(prefetch, self.engine.trace)
-      out.append((scheduler, eviction, prefetch))
+    engine, out = self.engine, []
+    for item in spelled.whole(self.compare) or ('',):
+      scheduler, eviction, prefetch = policies.variant(item)
+      variant = (
+        scheduler or spelled.spell(engine.scheduler),
+        eviction or spelled.spell(engine.eviction),
+        prefetch or spelled.spell(engine.prefetch),
+      )
+      policies.scheduler(variant[0])
+      policies.check_eviction(variant[1], engine.trace)
+      policies.check_prefetch(variant[2], engine.trace)
+      out.append(variant)
     return out
 
   def texts(self) -> list[str]:

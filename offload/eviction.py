@@ -33,10 +33,19 @@ class Eviction(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lru:
-  """The one that was used longest ago."""
+class Base:
+  """What a rule has beside `victim`; one of your own needs that alone.
+
+  Attributes:
+    estimates: see `Eviction`.
+  """
 
   estimates: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lru(Base):
+  """The one that was used longest ago."""
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -44,10 +53,8 @@ class Lru:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lfu:
+class Lfu(Base):
   """The least used since the start; ties: loaded longest ago."""
-
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -55,10 +62,8 @@ class Lfu:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LfuDecayed:
+class LfuDecayed(Base):
   """The least used, counts halving every 16 tokens; ties: lowest key."""
-
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -66,10 +71,8 @@ class LfuDecayed:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fifo:
+class Fifo(Base):
   """The one that was loaded longest ago."""
-
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -77,11 +80,10 @@ class Fifo:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Random:
+class Random(Base):
   """Any one, by a hash of the seed and of all that happened before."""
 
   seed: int = 0
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -96,14 +98,12 @@ class Random:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LeastStale:
+class LeastStale(Base):
   """Layers that this sweep has passed come first, then whatever is oldest.
 
   SpecMD's idea: what lies behind is needed a whole sweep later, what lies
   ahead is needed soon. The sweep stands at the layer of the last use.
   """
-
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -116,7 +116,7 @@ class LeastStale:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Static:
+class Static(Base):
   """The least popular in a trace: the popular ones are as good as pinned.
 
   Attributes:
@@ -124,7 +124,6 @@ class Static:
   """
 
   popularity: Array
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -132,7 +131,7 @@ class Static:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reuse:
+class Reuse(Base):
   """The one whose next use is expected last, by `estimate.Estimate`."""
 
   estimates: bool = True

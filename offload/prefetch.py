@@ -73,8 +73,8 @@ class Prefetcher(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Base:
-  """What all have in common.
+class Base:
+  """What all have in common; one of your own adds `guess` alone.
 
   Attributes:
     depth: see `Prefetcher`, as are the others.
@@ -107,7 +107,7 @@ class _Base:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Nothing(_Base):
+class Nothing(Base):
   """No prefetch at all."""
 
   depth: int = 0
@@ -119,7 +119,7 @@ class Nothing(_Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Told(_Base):
+class _Told(Base):
   """What those have in common that an executor tells of layers ahead."""
 
   @property
@@ -154,7 +154,7 @@ class NextGate(_Told):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Transition(_Base):
+class Transition(Base):
   """What tokens used next that used the same here: first order, by layer.
 
   The chance of f is the mean of P(f next | e here) over the experts e that a
@@ -195,7 +195,7 @@ class Transition(_Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Popularity(_Base):
+class Popularity(Base):
   """The most used experts of the layers that follow.
 
   Attributes:
@@ -222,7 +222,7 @@ class Popularity(_Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class History(_Base):
+class History(Base):
   """What the most similar of the last passes used, as MoE-Infinity does.
 
   A pass is one token's way through all layers; two are similar by the share
@@ -247,7 +247,7 @@ class History(_Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixture(_Base):
+class Mixture(Base):
   """All that a trace tells, weighed: how likely a stream uses each expert.
 
   Its log-odds are a weighted sum of the logarithms of how popular the expert
