@@ -178,6 +178,8 @@ class OwnTest(parameterized.TestCase):
     self.assertEqual(variant[0], 'mine_own.First(lag=9)')
 
   def test_a_grid_takes_them(self):
+    names = 'lru', 'mine_own.Oldest', 'mine_own.Oldes'
+    grid = ablation.Grid(names, (0.5,), (2,))
     found = simulation.trace_lib.load('bundled')
     with self.assertRaisesRegex(ValueError, "did you mean 'Oldest'"):
       list(ablation.replayed(found, grid, range(8), 2))
