@@ -5,6 +5,7 @@ testing.check_laws(MyScheduler())
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from bevy_jax import baselines, log_laws, policies, runahead, spelled
 from bevy_jax import worlds as worlds_lib
@@ -114,19 +115,18 @@ def _short(policy: object) -> str:
 
 def _trios(policy: Policy) -> list[worlds_lib.Trio]:
   """A policy beside several others; ValueError where it is none."""
-  found = _resolved(policy)
+  kind, found = _resolved(policy)
   lru, reuse = eviction.EVICTIONS['lru'], eviction.EVICTIONS['reuse']
   ours, usual = runahead.Runahead(), baselines.Lockstep()
   ahead = prefetch.Transition(depth=2, guarded=False)
   trio = worlds_lib.Trio
-  if hasattr(found, 'launch'):
-    far = hasattr(found, 'hops')
+  if kind == 'scheduler':
     return [
-      trio(found, lru, far=far),
+      trio(found, lru, far=hasattr(found, 'hops')),
       trio(found, reuse, ahead),
       trio(found, lru, parted=True),
     ]
-  if hasattr(found, 'victim'):
+  if kind == 'eviction':
     return [
       trio(ours, found),
       trio(usual, found, ahead),
@@ -135,19 +135,14 @@ def _trios(policy: Policy) -> list[worlds_lib.Trio]:
   return [trio(ours, lru, found), trio(usual, reuse, found)]
 
 
-def _resolved(policy: Policy) -> object:
-  """The policy as an object, of whichever kind it is."""
-  if isinstance(policy, str):
-    name = policy.partition(':')[0]
-    if spelled.is_path(policy):
-      return _resolved(spelled.make('policy', policy))  # type: ignore[arg-type]
-    if name in policies.PREFETCHERS:
-      return policies.parse_prefetch(policy)[0]
-    if name in policies.EVICTIONS:
-      return policies.eviction(policy)
-    return policies.scheduler(policy)
-  if hasattr(policy, 'victim'):
-    return policies.eviction(policy)
-  if hasattr(policy, 'guess'):
-    return policies.parse_prefetch(policy)[0]
-  return policies.scheduler(policy)
+def _resolved(policy: Any) -> tuple[str, Any]:
+  """Of which kind a policy is, and the policy as an object."""
+  text, found = isinstance(policy, str), policy
+  if text and spelled.is_path(policy):
+    text, found = False, spelled.make('policy', policy)
+  name = policy.partition(':')[0] if text else ''
+  if hasattr(found, 'victim') or name in policies.EVICTIONS:
+    return 'eviction', policies.eviction(found)
+  if hasattr(found, 'guess') or name in policies.PREFETCHERS:
+    return 'prefetch', policies.parse_prefetch(found)[0]
+  return 'scheduler', policies.scheduler(found)
