@@ -29,11 +29,10 @@ _raise_pinned_limit()
 
 if TYPE_CHECKING:
   from bevy_jax.config import EngineConfig
-  from bevy_jax.lagging import Base as SchedulerBase
+  from bevy_jax.lagging import SchedulerBase
   from bevy_jax.llm import LLM, Output, Piece
-  from bevy_jax.offload.eviction import Base as EvictionBase
-  from bevy_jax.offload.prefetch import Base as PrefetcherBase
-  from bevy_jax.offload.prefetch import Guess
+  from bevy_jax.offload.eviction import EvictionBase
+  from bevy_jax.offload.prefetch import Guess, PrefetcherBase
   from bevy_jax.protocols import Launch, View, Want
   from bevy_jax.request import SamplingParams
 
@@ -59,9 +58,9 @@ _HOMES = {
   'EngineConfig': 'config.EngineConfig',
   'SamplingParams': 'request.SamplingParams',
   # Of policies of one's own: each is its base and one method.
-  'SchedulerBase': 'lagging.Base',
-  'EvictionBase': 'offload.eviction.Base',
-  'PrefetcherBase': 'offload.prefetch.Base',
+  'SchedulerBase': 'lagging.SchedulerBase',
+  'EvictionBase': 'offload.eviction.EvictionBase',
+  'PrefetcherBase': 'offload.prefetch.PrefetcherBase',
   'View': 'protocols.View',
   'Want': 'protocols.Want',
   'Launch': 'protocols.Launch',

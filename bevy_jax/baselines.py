@@ -49,7 +49,7 @@ class Lockstep:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bevy(lagging.Base):
+class Bevy(lagging.SchedulerBase):
   """Requests regroup at every layer, as experts come and go.
 
   All ready requests of the layer that lags most are one launch; who waits
@@ -78,7 +78,7 @@ class Bevy(lagging.Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Solo(lagging.Base):
+class Solo(lagging.SchedulerBase):
   """Each request alone: the most lagging ready one is a launch of its own.
 
   Loads are ordered as in `Bevy`. What it lacks against it is what groups are
@@ -94,7 +94,7 @@ class Solo(lagging.Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Largest(lagging.Base):
+class Largest(lagging.SchedulerBase):
   """The layer at which most requests are ready goes first.
 
   Loads are ordered as in `Bevy`. Ties go to the layer of the most lagging

@@ -8,7 +8,7 @@ from bevy_jax import request as request_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Base:
+class SchedulerBase:
   """A scheduler without `launch`, which one of your own adds alone.
 
   Loads go by lag: who is last is served first. So it always gets through,
@@ -40,7 +40,12 @@ def wants(view: protocols.View) -> list[protocols.Want]:
 def ready(
   view: protocols.View, max_lag: int | None
 ) -> list[request_lib.Progress]:
-  """Who misses nothing and is within the bound, in order of rows."""
+  """Who misses nothing and is within the bound, in order of rows.
+
+  Args:
+    view: what the scheduler sees.
+    max_lag: layers that one may be ahead of the last one; None for no bound.
+  """
   resident = view.resident
   found = [p for p in view.waiting if not p.need & ~resident[p.layer]]
   if max_lag is None:

@@ -106,7 +106,13 @@ class LLM:
   def load(cls, path: str | pathlib.Path, **options: Any) -> 'LLM':
     """Loads 'demo', a Hugging Face directory or a converted one.
 
-    `options` are fields of `EngineConfig`, for instance `cache=0.5`.
+    Args:
+      path: 'demo', or the directory.
+      **options: fields of `EngineConfig`, for instance `cache=0.5`.
+
+    Raises:
+      ValueError: no such option, model or policy, or no room for it; says
+        what would do.
     """
     known = [f.name for f in dataclasses.fields(config_lib.EngineConfig)]
     for name in options:
@@ -135,8 +141,16 @@ class LLM:
   ) -> engine_lib.Engine:
     """A fresh engine with a cold cache on this device; ends any other.
 
-    What is not given is the config's. A policy is a name, an object or text
-    that names one of your own, see `policies`.
+    A policy is a name, an object or text that names one of your own, see
+    `policies`; what is not given is the config's.
+
+    Args:
+      scheduler: who schedules.
+      eviction: who makes room.
+      prefetch: who guesses.
+
+    Raises:
+      ValueError: no such policy, or its trace is not of this model.
     """
     config = self.config
     prefetcher = self.prefetcher(prefetch or config.prefetch)
@@ -185,7 +199,17 @@ class LLM:
     *,
     ignore_eos: bool = False,
   ) -> list[request_lib.Request]:
-    """Prompts (texts or token ids) as requests; ValueError says what ails."""
+    """Prompts as requests for `run`.
+
+    Args:
+      prompts: texts or lists of token ids.
+      new_tokens: that each generates at most.
+      sampling: see `generate`.
+      ignore_eos: whether ending tokens end nothing: equal lengths to measure.
+
+    Raises:
+      ValueError: a prompt that is empty, too long or of unknown tokens.
+    """
     if not prompts or isinstance(prompts, str):
       raise ValueError(
         'there is nothing to generate: prompts must be a list of texts with '
@@ -221,7 +245,10 @@ class LLM:
     sampling: Sampling = None,
     stop: Sequence[str] = (),
   ) -> Iterator[Piece]:
-    """Generates, giving each piece of text as soon as it is certain."""
+    """Generates, giving each piece of text as soon as it is certain.
+
+    Args and errors are those of `generate`.
+    """
     engine = self._own
     if engine is None or engine is not self._engine or engine.busy:
       engine = self._own = self.engine()
@@ -240,6 +267,15 @@ class LLM:
 
     Look at `reason`: where it is 'error' the text ends there, and `detail`
     says why.
+
+    Args:
+      prompts: texts or lists of token ids; more than rows wait their turn.
+      new_tokens: that each generates at most.
+      sampling: one for all, one for each, or None: greedy.
+      stop: texts that end a request; they are not given.
+
+    Raises:
+      ValueError: a prompt that is empty, too long or of unknown tokens.
     """
     done: dict[int, Piece] = {}
     following = 0
@@ -263,6 +299,11 @@ class LLM:
     stop: Sequence[str] = (),
   ) -> Iterator[Piece]:
     """Drives this device's engine until the requests have ended.
+
+    Args:
+      engine: what `engine` gave last; its log grows.
+      requests: what `requests` made.
+      stop: see `generate`.
 
     Raises:
       ValueError: another engine has taken the device since.

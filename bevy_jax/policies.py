@@ -116,7 +116,8 @@ def parse_prefetch(asked: Prefetcher) -> tuple[protocols.Prefetcher, bool]:
   """A prefetcher, and whether it is to start from a trace's counts.
 
   NAME[:OPTION=VALUE...]: depth, confidence, guarded for all, warm for
-  those that count, p and seed for `oracle`; or see `scheduler`.
+  those that count, p and seed for `oracle`; or see `scheduler`. ValueError
+  where there is no such prefetcher or option.
   """
   if not isinstance(asked, str) or spelled.is_path(asked):
     return _own('prefetch', asked, 'guess'), False

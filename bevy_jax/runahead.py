@@ -11,7 +11,7 @@ _SHORT = 0.4, 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Runahead(lagging.Base):
+class Runahead(lagging.SchedulerBase):
   """The ready requests of the layer that lags most go first.
 
   Loads follow the same order: the most lagging request first, then the one

@@ -197,7 +197,16 @@ class Simulation:
     eviction: policies.Eviction,
     prefetch: policies.Prefetcher = 'none',
   ) -> engine_lib.Engine:
-    """An engine with a cold cache and all requests submitted."""
+    """An engine with a cold cache and all requests submitted.
+
+    Args:
+      scheduler: a name, an object, or text that names your own.
+      eviction: likewise; 'static' as in `Replay`.
+      prefetch: likewise; an oracle is told the trace.
+
+    Raises:
+      ValueError: no such policy, or one that only a model can run.
+    """
     config = self.config
     prefetcher = self._prefetcher(prefetch)
     asked = hops.resolve(config.hops, kernels=False)
@@ -233,7 +242,16 @@ class Simulation:
     eviction: policies.Eviction,
     prefetch: policies.Prefetcher = 'none',
   ) -> Run:
-    """One variant from a cold cache; ValueError where nothing is measured."""
+    """One variant from a cold cache: its report and its event log.
+
+    Args:
+      scheduler: see `engine`.
+      eviction: see `engine`.
+      prefetch: see `engine`; 'auto' as in `Replay`.
+
+    Raises:
+      ValueError: no such policy, or no tokens behind the skipped ones.
+    """
     if prefetch == 'auto':
       others = len(self.trace.lengths) > len(self._requests)
       mixture = 'mixture:warm=true' if others else 'mixture'

@@ -29,11 +29,16 @@ class Eviction(Protocol):
     """Whether it reads `uses.estimate`, which costs time to keep."""
 
   def victim(self, barred: Array, uses: Uses) -> int:
-    """A key that is not barred; any where all are. Changes nothing."""
+    """A key that is not barred; any where all are. Changes nothing.
+
+    Args:
+      barred: float64[keys], 0 where a key may go and infinity where not.
+      uses: the history, see `Uses`.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Base:
+class EvictionBase:
   """What a rule has beside `victim`; one of your own needs that alone.
 
   Attributes:
@@ -44,7 +49,7 @@ class Base:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lru(Base):
+class Lru(EvictionBase):
   """The one that was used longest ago."""
 
   def victim(self, barred: Array, uses: Uses) -> int:
@@ -53,7 +58,7 @@ class Lru(Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lfu(Base):
+class Lfu(EvictionBase):
   """The least used since the start; ties: loaded longest ago."""
 
   def victim(self, barred: Array, uses: Uses) -> int:
@@ -62,7 +67,7 @@ class Lfu(Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LfuDecayed(Base):
+class LfuDecayed(EvictionBase):
   """The least used, counts halving every 16 tokens; ties: lowest key."""
 
   def victim(self, barred: Array, uses: Uses) -> int:
@@ -71,7 +76,7 @@ class LfuDecayed(Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fifo(Base):
+class Fifo(EvictionBase):
   """The one that was loaded longest ago."""
 
   def victim(self, barred: Array, uses: Uses) -> int:
@@ -80,7 +85,7 @@ class Fifo(Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Random(Base):
+class Random(EvictionBase):
   """Any one, by a hash of the seed and of all that happened before."""
 
   seed: int = 0
@@ -98,7 +103,7 @@ class Random(Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LeastStale(Base):
+class LeastStale(EvictionBase):
   """Layers that this sweep has passed come first, then whatever is oldest.
 
   SpecMD's idea: what lies behind is needed a whole sweep later, what lies
@@ -116,7 +121,7 @@ class LeastStale(Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Static(Base):
+class Static(EvictionBase):
   """The least popular in a trace: the popular ones are as good as pinned.
 
   Attributes:
@@ -131,7 +136,7 @@ class Static(Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reuse(Base):
+class Reuse(EvictionBase):
   """The one whose next use is expected last, by `estimate.Estimate`."""
 
   estimates: bool = True

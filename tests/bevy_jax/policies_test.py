@@ -83,7 +83,7 @@ class Alone(SchedulerBase):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recent(eviction.Base):
+class Recent(eviction.EvictionBase):
   """The one that was used last."""
 
   def victim(self, barred: eviction.Array, uses: eviction.Uses) -> int:
