@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from bevy_jax import (
@@ -256,6 +257,7 @@ _BROKEN = (
 )
 
 
+@pytest.mark.slow
 class TestingTest(parameterized.TestCase):
   @parameterized.named_parameters(
     (type(policy).__name__, policy, name) for policy, name in _BROKEN
@@ -277,6 +279,13 @@ class TestingTest(parameterized.TestCase):
   @parameterized.parameters(Sound(), SoundEviction(), SoundGuess(), 'mixture')
   def test_the_sound_pass(self, policy):
     testing.check_laws(policy, worlds=12)
+
+
+class ShortTest(absltest.TestCase):
+  def test_tried_and_caught(self):
+    testing.check_laws(Sound(), worlds=1)
+    with self.assertRaisesRegex(testing.LawBroken, 'no deadlock'):
+      testing.check_laws(Never(), worlds=1)
 
   def test_no_policy_at_all(self):
     with self.assertRaisesRegex(ValueError, 'frozen dataclass'):
