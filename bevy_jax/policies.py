@@ -6,6 +6,7 @@ such as `my_module.MyScheduler(lag=3)`.
 
 import dataclasses
 import difflib
+from collections.abc import Sequence
 from typing import Any
 
 from bevy_jax import baselines, protocols, runahead, spelled
@@ -74,6 +75,8 @@ def eviction(asked: Eviction) -> protocols.Eviction:
   """An eviction that needs no trace; see `scheduler`."""
   if isinstance(asked, str) and not spelled.is_path(asked):
     _choose_own('eviction', asked, names())
+    if asked == 'static':
+      check_eviction(asked, '')
     return EVICTIONS[asked]
   found: protocols.Eviction = _own('eviction', asked, 'victim')
   return found
@@ -209,10 +212,26 @@ def warmed(
   return dataclasses.replace(prefetcher, counts=counts)
 
 
-def variant(text: str) -> tuple[str, str, str]:
-  """scheduler[:eviction[:prefetch]]; what is left out is empty."""
-  first, second, third = [*spelled.split(text), '', ''][:3]
-  return first, second, third
+def variants(
+  items: Sequence[str],
+  scheduler: Scheduler,
+  eviction: Eviction,
+  prefetch: Prefetcher,
+) -> list[tuple[str, str, str]]:
+  """Scheduler, eviction and prefetcher of each item, as text; not checked.
+
+  Args:
+    items: scheduler[:eviction[:prefetch]]; none for the usual three alone.
+    scheduler: where an item says none.
+    eviction: likewise.
+    prefetch: likewise.
+  """
+  usual = spelled.spell_all(scheduler, eviction, prefetch)
+  found = []
+  for item in spelled.whole(items) or ('',):
+    first, second, third = [*spelled.split(item), '', ''][:3]
+    found.append((first or usual[0], second or usual[1], third or usual[2]))
+  return found
 
 
 def _choose_own(what: str, name: str, known: list[str]) -> None:

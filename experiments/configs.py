@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from bevy_jax import config as config_lib
-from bevy_jax import policies, spelled
+from bevy_jax import policies
 from bevy_jax.experiments import overrides
 
 _DEMO_PROMPTS = pathlib.Path(__file__).parent / 'demo_prompts.jsonl'
@@ -57,19 +57,15 @@ class Decode:
 
   def variants(self) -> list[tuple[str, str, str]]:
     """Scheduler, eviction, prefetcher of each run; ValueError for unknown."""
-    engine, out = self.engine, []
-    for item in spelled.whole(self.compare) or ('',):
-      scheduler, eviction, prefetch = policies.variant(item)
-      variant = (
-        scheduler or spelled.spell(engine.scheduler),
-        eviction or spelled.spell(engine.eviction),
-        prefetch or spelled.spell(engine.prefetch),
-      )
-      policies.scheduler(variant[0])
-      policies.check_eviction(variant[1], engine.trace)
-      policies.check_prefetch(variant[2], engine.trace)
-      out.append(variant)
-    return out
+    engine = self.engine
+    found = policies.variants(
+      self.compare, engine.scheduler, engine.eviction, engine.prefetch
+    )
+    for scheduler, eviction, prefetch in found:
+      policies.scheduler(scheduler)
+      policies.check_eviction(eviction, engine.trace)
+      policies.check_prefetch(prefetch, engine.trace)
+    return found
 
   def texts(self) -> list[str]:
     """The prompts; ValueError names file and line."""

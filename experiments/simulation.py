@@ -113,19 +113,14 @@ class Replay:
 
   def variants(self) -> list[tuple[str, str, str]]:
     """Scheduler, eviction, prefetch of each run; ValueError if unknown."""
-    found = []
-    for item in spelled.whole(self.compare) or ('',):
-      scheduler, eviction, prefetch = policies.variant(item)
-      variant = (
-        scheduler or spelled.spell(self.scheduler),
-        eviction or spelled.spell(self.eviction),
-        prefetch or spelled.spell(self.prefetch),
-      )
-      policies.scheduler(variant[0])
-      policies.check_eviction(variant[1], self.trace)
-      if variant[2] != 'auto':
-        policies.parse_prefetch(variant[2])
-      found.append(variant)
+    found = policies.variants(
+      self.compare, self.scheduler, self.eviction, self.prefetch
+    )
+    for scheduler, eviction, prefetch in found:
+      policies.scheduler(scheduler)
+      policies.check_eviction(eviction, self.trace)
+      if prefetch != 'auto':
+        policies.parse_prefetch(prefetch)
     return found
 
 

@@ -143,19 +143,22 @@ class OwnTest(parameterized.TestCase):
     self.assertFalse(warm)
     with self.assertRaisesRegex(ValueError, "no method 'victim'"):
       policies.eviction('mine_own.First')
+    with self.assertRaisesRegex(ValueError, 'name one with trace'):
+      policies.eviction('static')
     with self.assertRaisesRegex(ValueError, "no method 'guess'"):
       policies.parse_prefetch('mine_own.First')
     with self.assertRaisesRegex(ValueError, 'oracle.*from the future'):
       EngineConfig(prefetch=prefetch.Oracle())
 
   @parameterized.parameters(
-    ('lockstep', ('lockstep', '', '')),
+    ('lockstep', ('lockstep', 'e', 'p')),
     ('a:b:transition:depth=2', ('a', 'b', 'transition:depth=2')),
-    ("m.A(x='p:q'):lru", ("m.A(x='p:q')", 'lru', '')),
-    ('::m.P(depth=2)', ('', '', 'm.P(depth=2)')),
+    ("m.A(x='p:q'):lru", ("m.A(x='p:q')", 'lru', 'p')),
+    ('::m.P(depth=2)', ('s', 'e', 'm.P(depth=2)')),
   )
   def test_variants(self, text, parts):
-    self.assertEqual(policies.variant(text), parts)
+    self.assertEqual(policies.variants([text], 's', 'e', 'p'), [parts])
+    self.assertEqual(policies.variants([], 's', 'e', 'p'), [('s', 'e', 'p')])
 
   def test_commas_inside_brackets(self):
     items = 'lockstep,m.A(x=1,y=(2,3)):lru,solo'.split(',')
@@ -207,7 +210,8 @@ class ObjectTest(absltest.TestCase):
     self.assertEqual(same.log, named.log)
 
   def test_a_model_runs_it(self):
-    options = {'cache': 0.3, 'requests': 2, 'context': 64, 'dtype': 'float32'}
+    # Of the same sizes as in llm_test: compiled once for both.
+    options = {'cache': 0.25, 'requests': 2, 'context': 64, 'strict': True}
     prompts = ['Once upon a time', 'def fib(n):']
     with LLM.load(
       'demo', **options, scheduler=Alone(), eviction=Recent()

@@ -1,8 +1,9 @@
 """Broken policies are caught, each by its own law, with the way back to it.
 
 Each of these is itself the code broken on purpose; the sound ones must pass.
-With one check taken out of `twice` or `watch`, the row that names its law
-fails: seen for every row.
+With the check of its law taken out of `twice`, `watch`, `scripted` or
+`testing` each row was seen to fail. Whom a launch may carry is checked twice,
+where it is decided and where it is done: there both had to be taken out.
 """
 
 import dataclasses
