@@ -30,7 +30,8 @@ SECONDS = 180  # Of one notebook, on 2 cores.
 # last line of what they print is `done`.
 _RUN = """
 import json, sys
-cells = json.load(open(sys.argv[1], encoding='utf-8'))
+with open(sys.argv[1], encoding='utf-8') as file:
+  cells = json.load(file)
 space = sys.modules['__main__'].__dict__
 for number, code in cells:
   exec(compile(code, f'cell {number}', 'exec'), space)
