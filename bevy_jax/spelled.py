@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import difflib
 import importlib
+import pathlib
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -26,19 +27,25 @@ def make(what: str, text: str) -> object:
   Raises:
     ValueError: no such module, class or field; names the nearest.
   """
-  path, values = _parse(what, text)
-  module, _, name = path.rpartition('.')
+  dotted, values = _parse(what, text)
+  module, _, name = dotted.rpartition('.')
   try:
     found = importlib.import_module(module)
   except Exception as error:
+    here = [path.stem for path in pathlib.Path().glob('*.py')]
     raise ValueError(
       f'{what} {text!r}: importing {module!r} failed with '
       f'{type(error).__name__}: {error}. Its file must lie in the folder that '
-      'the command runs in, or in one that PYTHONPATH names.'
+      'the command runs in, or in one that PYTHONPATH names'
+      f'{_near(module, here)}'
     ) from error
   made = getattr(found, name, None)
   if not isinstance(made, type) or not dataclasses.is_dataclass(made):
-    classes = [n for n, v in vars(found).items() if dataclasses.is_dataclass(v)]
+    classes = [
+      n
+      for n, v in vars(found).items()
+      if dataclasses.is_dataclass(v) and v.__module__ == module
+    ]
     has = 'has no' if made is None else 'has, but not as a dataclass,'
     raise ValueError(
       f'{what} {text!r}: module {module!r} {has} {name!r}{_near(name, classes)}'

@@ -5,6 +5,7 @@ what it got, policies._own without any one of its tests, Simulation.engine and
 LLM.engine asking the tables instead of `policies`.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import sys
@@ -98,6 +99,7 @@ class OwnTest(parameterized.TestCase):
     path = pathlib.Path(folder, 'mine_own.py')
     path.write_text(textwrap.dedent(MODULE), 'utf-8')
     pathlib.Path(folder, 'broken_own.py').write_text('1 / 0\n', 'utf-8')
+    cls.folder = folder
     sys.path.insert(0, folder)
     cls.addClassCleanup(sys.path.remove, folder)
 
@@ -135,6 +137,11 @@ class OwnTest(parameterized.TestCase):
       policies.scheduler(asked)
     with self.assertRaisesRegex(ValueError, words):
       EngineConfig(scheduler=asked)
+
+  def test_the_nearest_module_of_this_folder(self):
+    meant = self.assertRaisesRegex(ValueError, "did you mean 'mine_own'")
+    with contextlib.chdir(self.folder), meant:
+      policies.scheduler('mine_owm.First')
 
   def test_evictions_and_prefetchers_too(self):
     self.assertIsInstance(policies.eviction('mine_own.Oldest'), eviction.Lru)
