@@ -38,7 +38,7 @@ SPREAD = -n $(JOBS) --dist worksteal
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests-wheel lint format types bench goldens wheel \
+.PHONY: help demo test tests-wheel lint docs format types bench goldens wheel \
   installed clean FORCE
 
 help:  ## list these commands
@@ -52,7 +52,7 @@ demo: $(VENV)/.run  ## decode eight texts, usual schedule and ours side by side
 # The first run sees the checkout, the second only the wheel: it alone proves
 # that the wheel is whole. The second leaves out tests marked slow, and finds
 # in build/programs what the first has compiled.
-test: lint  ## lint, tests in the checkout and on the wheel, types
+test: lint docs  ## lint, docs, tests in the checkout and on the wheel, types
 	@rm -rf build/programs
 	$(PY) -m pytest $(SPREAD) --durations=10
 	$(MAKE) --no-print-directory tests-wheel types
@@ -73,6 +73,10 @@ lint: $(VENV)/.dev  ## ruff: rules and format
 format: $(VENV)/.dev  ## ruff: put the format and simple rules right
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+# From nothing each time: a page that is not built again warns of nothing.
+docs: $(VENV)/.dev  ## the pages of docs/ as HTML in build/docs
+	$(PY) -m sphinx -q -E -W --keep-going -b html docs build/docs
 
 # From an empty folder on the installed wheel: the checkout's folders are not
 # where their import names say.

@@ -29,17 +29,42 @@ _raise_pinned_limit()
 
 if TYPE_CHECKING:
   from bevy_jax.config import EngineConfig
+  from bevy_jax.lagging import SchedulerBase
   from bevy_jax.llm import LLM, Output, Piece
+  from bevy_jax.offload.eviction import EvictionBase
+  from bevy_jax.offload.prefetch import Guess, PrefetcherBase
+  from bevy_jax.protocols import Launch, View, Want
   from bevy_jax.request import SamplingParams
 
-__all__ = ['LLM', 'EngineConfig', 'Output', 'Piece', 'SamplingParams']
+__all__ = [
+  'LLM',
+  'EngineConfig',
+  'EvictionBase',
+  'Guess',
+  'Launch',
+  'Output',
+  'Piece',
+  'PrefetcherBase',
+  'SamplingParams',
+  'SchedulerBase',
+  'View',
+  'Want',
+]
 
 _HOMES = {
-  'LLM': 'llm',
-  'Output': 'llm',
-  'Piece': 'llm',
-  'EngineConfig': 'config',
-  'SamplingParams': 'request',
+  'LLM': 'llm.LLM',
+  'Output': 'llm.Output',
+  'Piece': 'llm.Piece',
+  'EngineConfig': 'config.EngineConfig',
+  'SamplingParams': 'request.SamplingParams',
+  # Of policies of one's own: each is its base and one method.
+  'SchedulerBase': 'lagging.SchedulerBase',
+  'EvictionBase': 'offload.eviction.EvictionBase',
+  'PrefetcherBase': 'offload.prefetch.PrefetcherBase',
+  'View': 'protocols.View',
+  'Want': 'protocols.Want',
+  'Launch': 'protocols.Launch',
+  'Guess': 'offload.prefetch.Guess',
 }
 
 
@@ -47,5 +72,5 @@ def __getattr__(name: str) -> object:
   """Public names are loaded when used: layers and offload stay light."""
   if name not in _HOMES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  module = importlib.import_module(f'{__name__}.{_HOMES[name]}')
-  return getattr(module, name)
+  home, _, attribute = _HOMES[name].rpartition('.')
+  return getattr(importlib.import_module(f'{__name__}.{home}'), attribute)

@@ -51,7 +51,7 @@ class Lockstep:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bevy:
+class Bevy(lagging.SchedulerBase):
   """Requests regroup at every layer, as experts come and go.
 
   All ready requests of the layer that lags most are one launch; who waits
@@ -62,19 +62,13 @@ class Bevy:
   it was published; `Runahead` is what became of it.
 
   Attributes:
-    depth: launches in flight at once.
     max_lag: nobody who is more than this many layers ahead of the last one
       is launched; None for no bound. With 0 nobody is ever more than one
       layer ahead: a layer is split into who is ready and who is not, which
       nearly all overlap needs no more than.
   """
 
-  depth: int = 2
   max_lag: int | None = None
-
-  def wants(self, view: protocols.View) -> list[protocols.Want]:
-    """See `Scheduler`: one want a waiting request, most lagging first."""
-    return lagging.wants(view)
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: all ready requests of the most lagging ready layer."""
@@ -86,18 +80,12 @@ class Bevy:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Solo:
+class Solo(lagging.SchedulerBase):
   """Each request alone: the most lagging ready one is a launch of its own.
 
   Loads are ordered as in `Bevy`. What it lacks against it is what groups are
   worth: shared reads of experts and one fixed cost for several rows.
   """
-
-  depth: int = 2
-
-  def wants(self, view: protocols.View) -> list[protocols.Want]:
-    """See `Scheduler`: one want a waiting request, most lagging first."""
-    return lagging.wants(view)
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: the most lagging ready request."""
@@ -108,24 +96,18 @@ class Solo:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Largest:
+class Largest(lagging.SchedulerBase):
   """The layer at which most requests are ready goes first.
 
   Loads are ordered as in `Bevy`. Ties go to the layer of the most lagging
   request.
 
   Attributes:
-    depth: launches in flight at once.
     max_lag: see `Bevy`; without a bound a lonely request behind the others
       could wait for ever.
   """
 
-  depth: int = 2
   max_lag: int = 64
-
-  def wants(self, view: protocols.View) -> list[protocols.Want]:
-    """See `Scheduler`: one want a waiting request, most lagging first."""
-    return lagging.wants(view)
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: the largest group of ready requests at one layer."""

@@ -1,9 +1,29 @@
 """What schedulers share that let the most lagging request go first."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from bevy_jax import protocols
 from bevy_jax import request as request_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SchedulerBase:
+  """A scheduler without `launch`, which one of your own adds alone.
+
+  Loads go by lag: who is last is served first. So it always gets through,
+  and with a `launch` that takes somebody wherever somebody is ready there is
+  no deadlock.
+
+  Attributes:
+    depth: launches in flight at once.
+  """
+
+  depth: int = 2
+
+  def wants(self, view: protocols.View) -> list[protocols.Want]:
+    """See `Scheduler`: one want a waiting request, most lagging first."""
+    return wants(view)
 
 
 def wants(view: protocols.View) -> list[protocols.Want]:
@@ -20,7 +40,12 @@ def wants(view: protocols.View) -> list[protocols.Want]:
 def ready(
   view: protocols.View, max_lag: int | None
 ) -> list[request_lib.Progress]:
-  """Who misses nothing and is within the bound, in order of rows."""
+  """Who misses nothing and is within the bound, in order of rows.
+
+  Args:
+    view: what the scheduler sees.
+    max_lag: layers that one may be ahead of the last one; None for no bound.
+  """
   resident = view.resident
   found = [p for p in view.waiting if not p.need & ~resident[p.layer]]
   if max_lag is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from bevy_jax import config as config_lib
-from bevy_jax import device, events, hops, loading, protocols
+from bevy_jax import device, events, hops, loading, policies, protocols
 from bevy_jax import engine as engine_lib
 from bevy_jax import request as request_lib
 from bevy_jax import text as text_lib
@@ -106,7 +106,13 @@ class LLM:
   def load(cls, path: str | pathlib.Path, **options: Any) -> 'LLM':
     """Loads 'demo', a Hugging Face directory or a converted one.
 
-    `options` are fields of `EngineConfig`, for instance `cache=0.5`.
+    Args:
+      path: 'demo', or the directory.
+      **options: fields of `EngineConfig`, for instance `cache=0.5`.
+
+    Raises:
+      ValueError: no such option, model or policy, or no room for it; says
+        what would do.
     """
     known = [f.name for f in dataclasses.fields(config_lib.EngineConfig)]
     for name in options:
@@ -129,13 +135,22 @@ class LLM:
 
   def engine(
     self,
-    scheduler: str = '',
-    eviction: str = '',
-    prefetch: str | protocols.Prefetcher = '',
+    scheduler: policies.Scheduler = '',
+    eviction: policies.Eviction = '',
+    prefetch: policies.Prefetcher = '',
   ) -> engine_lib.Engine:
     """A fresh engine with a cold cache on this device; ends any other.
 
-    What is not named is the config's; a prefetcher may come as it is.
+    A policy is a name, an object or text that names one of your own, see
+    `policies`; what is not given is the config's.
+
+    Args:
+      scheduler: who schedules.
+      eviction: who makes room.
+      prefetch: who guesses.
+
+    Raises:
+      ValueError: no such policy, or its trace is not of this model.
     """
     config = self.config
     prefetcher = self.prefetcher(prefetch or config.prefetch)
@@ -145,7 +160,7 @@ class LLM:
       self.model.config,
       self.executor,
       hops.give(
-        config_lib.SCHEDULERS[scheduler or config.scheduler],
+        policies.scheduler(scheduler or config.scheduler),
         self.executor.hops,
         len(self.model.config.moe_ids),
       ),
@@ -161,24 +176,19 @@ class LLM:
     )
     return self._engine
 
-  def prefetcher(
-    self, prefetch: str | protocols.Prefetcher
-  ) -> protocols.Prefetcher:
+  def prefetcher(self, asked: policies.Prefetcher) -> protocols.Prefetcher:
     """A prefetcher by name and options, or itself; no oracle."""
-    if isinstance(prefetch, str):
-      config_lib.check_prefetch(prefetch, self.config.trace)
-      layers = len(self.model.config.moe_ids)
-      prefetch = config_lib.make_prefetch(
-        prefetch, self.config.trace, layers, self.model.config.num_experts
-      )
-    config_lib.refuse_oracle(prefetch)
-    return prefetch
+    model, trace = self.model.config, self.config.trace
+    policies.check_prefetch(asked, trace)
+    return policies.make_prefetch(
+      asked, trace, len(model.moe_ids), model.num_experts
+    )
 
-  def eviction(self, name: str) -> protocols.Eviction:
-    """The eviction of a name; ValueError where its trace does not fit."""
-    model = self.model.config
-    return config_lib.make_eviction(
-      name, self.config.trace, len(model.moe_ids), model.num_experts
+  def eviction(self, asked: policies.Eviction) -> protocols.Eviction:
+    """An eviction by name, or itself; ValueError if its trace does not fit."""
+    model, trace = self.model.config, self.config.trace
+    return policies.make_eviction(
+      asked, trace, len(model.moe_ids), model.num_experts
     )
 
   def requests(
@@ -189,7 +199,17 @@ class LLM:
     *,
     ignore_eos: bool = False,
   ) -> list[request_lib.Request]:
-    """Prompts (texts or token ids) as requests; ValueError says what ails."""
+    """Prompts as requests for `run`.
+
+    Args:
+      prompts: texts or lists of token ids.
+      new_tokens: that each generates at most.
+      sampling: see `generate`.
+      ignore_eos: whether ending tokens end nothing: equal lengths to measure.
+
+    Raises:
+      ValueError: a prompt that is empty, too long or of unknown tokens.
+    """
     if not prompts or isinstance(prompts, str):
       raise ValueError(
         'there is nothing to generate: prompts must be a list of texts with '
@@ -225,7 +245,10 @@ class LLM:
     sampling: Sampling = None,
     stop: Sequence[str] = (),
   ) -> Iterator[Piece]:
-    """Generates, giving each piece of text as soon as it is certain."""
+    """Generates, giving each piece of text as soon as it is certain.
+
+    Args and errors are those of `generate`.
+    """
     engine = self._own
     if engine is None or engine is not self._engine or engine.busy:
       engine = self._own = self.engine()
@@ -244,6 +267,15 @@ class LLM:
 
     Look at `reason`: where it is 'error' the text ends there, and `detail`
     says why.
+
+    Args:
+      prompts: texts or lists of token ids; more than rows wait their turn.
+      new_tokens: that each generates at most.
+      sampling: one for all, one for each, or None: greedy.
+      stop: texts that end a request; they are not given.
+
+    Raises:
+      ValueError: a prompt that is empty, too long or of unknown tokens.
     """
     done: dict[int, Piece] = {}
     following = 0
@@ -267,6 +299,11 @@ class LLM:
     stop: Sequence[str] = (),
   ) -> Iterator[Piece]:
     """Drives this device's engine until the requests have ended.
+
+    Args:
+      engine: what `engine` gave last; its log grows.
+      requests: what `requests` made.
+      stop: see `generate`.
 
     Raises:
       ValueError: another engine has taken the device since.

@@ -12,7 +12,7 @@ _LEAST = 2  # Layers a launch is worth trying, however often loads are needed.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Runahead:
+class Runahead(lagging.SchedulerBase):
   """The ready requests of the layer that lags most go first.
 
   Loads follow the same order: the most lagging request first, then the one
@@ -27,7 +27,6 @@ class Runahead:
   those who could join it soon (`holding`).
 
   Attributes:
-    depth: launches in flight at once.
     max_lag: layers that a request may be ahead of the last one; None for no
       bound.
     near: the same while link or device alone is short; None for `max_lag`.
@@ -38,15 +37,10 @@ class Runahead:
       launches of full length, all stay together.
   """
 
-  depth: int = 2
   max_lag: int | None = 24
   near: int | None = 1
   hold: bool = True
   hops: int = 1
-
-  def wants(self, view: protocols.View) -> list[protocols.Want]:
-    """See `Scheduler`: one want a waiting request, most lagging first."""
-    return lagging.wants(view)
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: ready requests of the most lagging ready layer."""

@@ -64,7 +64,7 @@ def save_all(
 def save(
   path: pathlib.Path | str, log: Sequence[events.Event], experts: int
 ) -> None:
-  """Writes it, packed where the path ends in .gz."""
+  """Writes what `make` gives, packed where the path ends in .gz."""
   text = json.dumps({'traceEvents': make(log, experts)}).encode()
   if str(path).endswith('.gz'):
     text = gzip.compress(text, mtime=0)

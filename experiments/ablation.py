@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bevy_jax import config as config_lib
-from bevy_jax import foresight, protocols, replay
+from bevy_jax import foresight, policies, protocols, replay, spelled
 from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import configs, run
 from bevy_jax.offload import eviction as eviction_lib
@@ -52,11 +52,13 @@ class Grid(NamedTuple):
     """The grid with the first value alone of axes that are not named."""
     for axis in axes:
       config_lib.choose('axis', axis, AXES)
+    evictions = spelled.whole(self.evictions)
+    prefetchers = spelled.whole(self.prefetchers)
     found = Grid(
-      self.evictions if 'eviction' in axes else self.evictions[:1],
+      evictions if 'eviction' in axes else evictions[:1],
       self.caches if 'cache' in axes else self.caches[:1],
       self.requests if 'requests' in axes else self.requests[:1],
-      self.prefetchers if 'prefetch' in axes else self.prefetchers[:1],
+      prefetchers if 'prefetch' in axes else prefetchers[:1],
       self.capacities if 'capacity' in axes else self.capacities[:1],
     )
     if not all(found):
@@ -82,9 +84,10 @@ def replayed(
       one row alone.
   """
   for name in grid.evictions:
-    config_lib.choose('eviction', name, [*config_lib.names(), 'belady'])
+    if name not in ('belady', 'static'):
+      policies.eviction(name)
   for name in grid.prefetchers:
-    config_lib.parse_prefetch(name)
+    policies.parse_prefetch(name)
   skip = warmup * trace.layers
   for rows, cache, capacity in itertools.product(
     grid.requests, grid.caches, grid.capacities
@@ -148,16 +151,16 @@ def _rule(
   if name == 'static':
     others = trace.without(0, rows, "eviction 'static'")
     return eviction_lib.Static(popularity=others.popularity())
-  return config_lib.EVICTIONS[name]
+  return policies.eviction(name)
 
 
 def _prefetcher(
   name: str, trace: trace_lib.Trace, rows: int
 ) -> protocols.Prefetcher:
-  found, warm = config_lib.parse_prefetch(name)
+  found, warm = policies.parse_prefetch(name)
   if warm:
     counts = trace.without(0, rows, f'prefetch {name!r}').counts()
-    found = config_lib.warmed(found, counts)
+    found = policies.warmed(found, counts)
   return found
 
 
@@ -166,9 +169,9 @@ def measured(
 ) -> Iterator[Row]:
   """Runs a model once for every combination; figures of its reports."""
   for name in grid.evictions:
-    config_lib.check_eviction(name, base.engine.trace)
+    policies.check_eviction(name, base.engine.trace)
   for name in grid.prefetchers:
-    config_lib.check_prefetch(name, base.engine.trace)
+    policies.check_prefetch(name, base.engine.trace)
   for rows, cache, capacity in itertools.product(
     grid.requests, grid.caches, grid.capacities
   ):
@@ -183,7 +186,7 @@ def measured(
         'cache': cache,
         'slots': bench.llm.slots,
         'capacity': capacity,
-        'scheduler': engine.scheduler,
+        'scheduler': spelled.spell(engine.scheduler),
         'eviction': name,
         'prefetch': prefetch,
         'link': bench.link,

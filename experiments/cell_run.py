@@ -13,7 +13,7 @@ import numpy as np
 from bevy_jax import config as config_lib
 from bevy_jax import device as device_lib
 from bevy_jax import engine as engine_lib
-from bevy_jax import events, loading, storage
+from bevy_jax import events, loading, policies, storage
 from bevy_jax import hops as hops_lib
 from bevy_jax import report as report_lib
 from bevy_jax import request as request_lib
@@ -237,19 +237,19 @@ class Machine:
     self, variant: tuple[str, str, str], slots: int
   ) -> engine_lib.Engine:
     scheduler, eviction, prefetch = variant
-    prefetcher, warm = config_lib.parse_prefetch(prefetch)
+    prefetcher, warm = policies.parse_prefetch(prefetch)
     if warm:
       assert self.counts is not None, 'nothing to start from'
-      prefetcher = config_lib.warmed(prefetcher, self.counts)
+      prefetcher = policies.warmed(prefetcher, self.counts)
     self.executor.drain()
     self.executor.set_gates(prefetcher.gates)
     return engine_lib.Engine(
       self._model.config,
       self.executor,
       hops_lib.give(
-        config_lib.SCHEDULERS[scheduler], self._config.hops, self._layers
+        policies.scheduler(scheduler), self._config.hops, self._layers
       ),
-      config_lib.EVICTIONS[eviction],
+      policies.eviction(eviction),
       rows=self._config.requests,
       slots=slots,
       link_depth=self._config.link_depth,
@@ -293,7 +293,7 @@ class Machine:
       slots=slots,
       block_bytes=model.experts.block_bytes,
       cache_bytes=slots * model.experts.block_bytes,
-      eviction=config_lib.EVICTIONS[eviction],
+      eviction=policies.eviction(eviction),
       warmup=config.warmup,
       host_blocks=model.experts.capacity,
     )

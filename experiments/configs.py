@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from bevy_jax import config as config_lib
+from bevy_jax import policies
 from bevy_jax.experiments import overrides
 
 _DEMO_PROMPTS = pathlib.Path(__file__).parent / 'demo_prompts.jsonl'
@@ -56,17 +57,15 @@ class Decode:
 
   def variants(self) -> list[tuple[str, str, str]]:
     """Scheduler, eviction, prefetcher of each run; ValueError for unknown."""
-    out = []
-    for item in self.compare or (self.engine.scheduler,):
-      scheduler, _, rest = item.partition(':')
-      eviction, _, prefetch = rest.partition(':')
-      eviction = eviction or self.engine.eviction
-      config_lib.choose('scheduler', scheduler, config_lib.SCHEDULERS)
-      config_lib.check_eviction(eviction, self.engine.trace)
-      prefetch = prefetch or self.engine.prefetch
-      config_lib.check_prefetch(prefetch, self.engine.trace)
-      out.append((scheduler, eviction, prefetch))
-    return out
+    engine = self.engine
+    found = policies.variants(
+      self.compare, engine.scheduler, engine.eviction, engine.prefetch
+    )
+    for scheduler, eviction, prefetch in found:
+      policies.scheduler(scheduler)
+      policies.check_eviction(eviction, engine.trace)
+      policies.check_prefetch(prefetch, engine.trace)
+    return found
 
   def texts(self) -> list[str]:
     """The prompts; ValueError names file and line."""

@@ -8,7 +8,16 @@ from typing import NamedTuple
 import numpy as np
 
 from bevy_jax import config as config_lib
-from bevy_jax import device, engine, events, hops, loading, protocols, segments
+from bevy_jax import (
+  device,
+  engine,
+  events,
+  hops,
+  loading,
+  policies,
+  protocols,
+  segments,
+)
 from bevy_jax import request as request_lib
 from bevy_jax import window as window_lib
 
@@ -173,7 +182,7 @@ class Probe:
       hops.give(
         config_lib.SCHEDULERS[scheduler], self.executor.hops, self._layers
       ),
-      config_lib.make_eviction(
+      policies.make_eviction(
         config.eviction, config.trace, self._layers, model.num_experts
       ),
       rows=config.requests,

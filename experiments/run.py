@@ -15,7 +15,7 @@ import rich.console
 
 from bevy_jax import config as config_lib
 from bevy_jax import engine as engine_lib
-from bevy_jax import events, loading, storage
+from bevy_jax import events, loading, policies, spelled, storage
 from bevy_jax import llm as llm_lib
 from bevy_jax import report as report_lib
 from bevy_jax import request as request_lib
@@ -105,9 +105,9 @@ class Bench:
 
   def run(
     self,
-    scheduler: str,
-    eviction: str,
-    prefetch: str = 'none',
+    scheduler: policies.Scheduler,
+    eviction: policies.Eviction,
+    prefetch: policies.Prefetcher = 'none',
     console: rich.console.Console | None = None,
   ) -> Run:
     """One variant from a cold cache; shows itself on `console`."""
@@ -115,7 +115,7 @@ class Bench:
     if console is None:
       outputs = self._drive(engine, self.requests, lambda: None)
     else:
-      title = configs.title((scheduler, eviction, prefetch))
+      title = configs.title(spelled.spell_all(scheduler, eviction, prefetch))
       with display.Display(console, title, engine) as shown:
         outputs = self._drive(engine, self.requests, shown.tick)
     interrupted = any(o.reason == 'interrupted' for o in outputs)
@@ -184,11 +184,15 @@ class Bench:
     return f'throttled:{speed:.4g}'
 
   def _facts(
-    self, scheduler: str, eviction: str, prefetch: str
+    self,
+    scheduler: policies.Scheduler,
+    eviction: policies.Eviction,
+    prefetch: policies.Prefetcher,
   ) -> report_lib.Facts:
     llm, model = self.llm, self.llm.model
+    names = spelled.spell_all(scheduler, eviction, prefetch)
     engine = dataclasses.replace(
-      llm.config, scheduler=scheduler, eviction=eviction, prefetch=prefetch
+      llm.config, scheduler=names[0], eviction=names[1], prefetch=names[2]
     )
     config = dataclasses.asdict(dataclasses.replace(self.config, engine=engine))
     stored = storage.name(model.format or model.experts.dtype)

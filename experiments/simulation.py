@@ -13,8 +13,10 @@ from bevy_jax import (
   foresight,
   hops,
   platforms,
+  policies,
   protocols,
   shapes,
+  spelled,
   synthetic,
   timeline,
   virtual,
@@ -42,9 +44,9 @@ class Replay:
     head_mb: MB of the head then.
     requests: R, rows that decode together.
     cache: see `EngineConfig.cache`.
-    scheduler: a name of `config.SCHEDULERS`.
-    eviction: a name of `config.names()`; 'static' keeps what is popular among
-      requests of the trace that do not decode here.
+    scheduler: a name of `config.SCHEDULERS`, or see `policies`.
+    eviction: a name of `config.names()`, or see `policies`; 'static' keeps
+      what is popular among requests of the trace that do not decode here.
     prefetch: see `config.parse_prefetch`; an oracle is told the trace, and
       next_gate needs a model. 'auto' is `mixture` for runahead, started from
       what other requests of the trace used if it has any, and none for others.
@@ -70,9 +72,9 @@ class Replay:
   head_mb: float = 0.0
   requests: int = 8
   cache: float | int = 0.5
-  scheduler: str = 'runahead'
-  eviction: str = 'lfu_decayed'
-  prefetch: str = 'auto'
+  scheduler: policies.Scheduler = 'runahead'
+  eviction: policies.Eviction = 'lfu_decayed'
+  prefetch: policies.Prefetcher = 'auto'
   hops: int | str = 1
   compare: tuple[str, ...] = ()
   first: int = 0
@@ -111,19 +113,14 @@ class Replay:
 
   def variants(self) -> list[tuple[str, str, str]]:
     """Scheduler, eviction, prefetch of each run; ValueError if unknown."""
-    found = []
-    for item in self.compare or (self.scheduler,):
-      parts = [*item.split(':'), '', ''][: max(3, item.count(':') + 1)]
-      if len(parts) > 3:
-        raise ValueError(f'{item!r} has more than scheduler:eviction:prefetch.')
-      scheduler = parts[0]
-      eviction = parts[1] or self.eviction
-      prefetch = parts[2] or self.prefetch
-      config_lib.choose('scheduler', scheduler, config_lib.SCHEDULERS)
-      config_lib.check_eviction(eviction, self.trace)
+    found = policies.variants(
+      self.compare, self.scheduler, self.eviction, self.prefetch
+    )
+    for scheduler, eviction, prefetch in found:
+      policies.scheduler(scheduler)
+      policies.check_eviction(eviction, self.trace)
       if prefetch != 'auto':
-        config_lib.parse_prefetch(prefetch)
-      found.append((scheduler, eviction, prefetch))
+        policies.parse_prefetch(prefetch)
     return found
 
 
@@ -191,47 +188,65 @@ class Simulation:
 
   def engine(
     self,
-    scheduler: str | protocols.Scheduler,
-    eviction: str | protocols.Eviction,
-    prefetch: str | protocols.Prefetcher = 'none',
+    scheduler: policies.Scheduler,
+    eviction: policies.Eviction,
+    prefetch: policies.Prefetcher = 'none',
   ) -> engine_lib.Engine:
-    """An engine with a cold cache and all requests submitted."""
+    """An engine with a cold cache and all requests submitted.
+
+    Args:
+      scheduler: a name, an object, or text that names your own.
+      eviction: likewise; 'static' as in `Replay`.
+      prefetch: likewise; an oracle is told the trace.
+
+    Raises:
+      ValueError: no such policy, or one that only a model can run.
+    """
     config = self.config
-    if isinstance(prefetch, str):
-      prefetch = self._prefetcher(prefetch)
-    if isinstance(scheduler, str):
-      known = config_lib.SCHEDULERS[scheduler]
-      asked = hops.resolve(config.hops, kernels=False)
-      scheduler = hops.give(known, asked, self.trace.layers)
-    if isinstance(eviction, str):
-      eviction = self._eviction(eviction)
+    prefetcher = self._prefetcher(prefetch)
+    asked = hops.resolve(config.hops, kernels=False)
+    chosen = hops.give(policies.scheduler(scheduler), asked, self.trace.layers)
     awaited = _Awaited(self.trace.num_experts)
     executor = virtual.VirtualExecutor(
       virtual.Recorded(self.trace),
       self.costs,
       self.trace.layers,
       urgent=awaited if config.priority else None,
-      gates=prefetch.gates,
-      hops=getattr(scheduler, 'hops', 1),
+      gates=prefetcher.gates,
+      hops=getattr(chosen, 'hops', 1),
       told=config.told,
     )
     found = engine_lib.Engine(
       self._model,
       executor,
-      scheduler,
-      eviction,
+      chosen,
+      self._eviction(eviction),
       rows=config.requests,
       slots=self.slots,
       link_depth=config.link_depth,
-      prefetcher=prefetch,
+      prefetcher=prefetcher,
     )
     awaited.view = found.view
     for request in self._requests:
       found.submit(request)
     return found
 
-  def run(self, scheduler: str, eviction: str, prefetch: str = 'none') -> Run:
-    """One variant from a cold cache."""
+  def run(
+    self,
+    scheduler: policies.Scheduler,
+    eviction: policies.Eviction,
+    prefetch: policies.Prefetcher = 'none',
+  ) -> Run:
+    """One variant from a cold cache: its report and its event log.
+
+    Args:
+      scheduler: see `engine`.
+      eviction: see `engine`.
+      prefetch: see `engine`; 'auto' as in `Replay`.
+
+    Raises:
+      ValueError: no such policy, or no tokens behind the skipped ones.
+    """
     if prefetch == 'auto':
       others = len(self.trace.lengths) > len(self._requests)
       mixture = 'mixture:warm=true' if others else 'mixture'
@@ -243,29 +258,33 @@ class Simulation:
     report = report_lib.make(engine.log, facts, bounds=self.config.bounds)
     return Run(report, engine.log)
 
-  def _eviction(self, name: str) -> eviction_lib.Eviction:
-    if name != 'static':
-      return config_lib.EVICTIONS[name]
+  def _eviction(self, asked: policies.Eviction) -> protocols.Eviction:
+    if asked != 'static':
+      return policies.eviction(asked)
     return eviction_lib.Static(
       popularity=self._others("eviction 'static'").popularity()
     )
 
-  def _prefetcher(self, name: str) -> protocols.Prefetcher:
-    found, warm = config_lib.parse_prefetch(name)
+  def _prefetcher(self, asked: policies.Prefetcher) -> protocols.Prefetcher:
+    found, warm = policies.parse_prefetch(asked)
     foresight.check(found)
     if not warm:
       return found
-    return config_lib.warmed(found, self._others(f'prefetch {name!r}').counts())
+    return policies.warmed(found, self._others(f'prefetch {asked!r}').counts())
 
   def _others(self, what: str) -> trace_lib.Trace:
     """Requests that do not decode: their own routing would tell the future."""
     return self.trace.without(self.config.first, len(self._requests), what)
 
   def _facts(
-    self, scheduler: str, eviction: str, prefetch: str
+    self,
+    scheduler: policies.Scheduler,
+    eviction: policies.Eviction,
+    prefetch: policies.Prefetcher,
   ) -> report_lib.Facts:
+    names = spelled.spell_all(scheduler, eviction, prefetch)
     config = dataclasses.replace(
-      self.config, scheduler=scheduler, eviction=eviction, prefetch=prefetch
+      self.config, scheduler=names[0], eviction=names[1], prefetch=names[2]
     )
     platform, trace = self._platform, self.trace
     kind = 'synthetic' if trace.meta.get('synthetic') else 'recorded'

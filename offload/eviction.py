@@ -29,14 +29,28 @@ class Eviction(Protocol):
     """Whether it reads `uses.estimate`, which costs time to keep."""
 
   def victim(self, barred: Array, uses: Uses) -> int:
-    """A key that is not barred; any where all are. Changes nothing."""
+    """A key that is not barred; any where all are. Changes nothing.
+
+    Args:
+      barred: float64[keys], 0 where a key may go and infinity where not.
+      uses: the history, see `Uses`.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lru:
-  """The one that was used longest ago."""
+class EvictionBase:
+  """What a rule has beside `victim`; one of your own needs that alone.
+
+  Attributes:
+    estimates: see `Eviction`.
+  """
 
   estimates: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lru(EvictionBase):
+  """The one that was used longest ago."""
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -44,10 +58,8 @@ class Lru:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lfu:
+class Lfu(EvictionBase):
   """The least used since the start; ties: loaded longest ago."""
-
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -55,10 +67,8 @@ class Lfu:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LfuDecayed:
+class LfuDecayed(EvictionBase):
   """The least used, counts halving every 16 tokens; ties: lowest key."""
-
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -66,10 +76,8 @@ class LfuDecayed:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fifo:
+class Fifo(EvictionBase):
   """The one that was loaded longest ago."""
-
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -77,11 +85,10 @@ class Fifo:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Random:
+class Random(EvictionBase):
   """Any one, by a hash of the seed and of all that happened before."""
 
   seed: int = 0
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -96,14 +103,12 @@ class Random:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LeastStale:
+class LeastStale(EvictionBase):
   """Layers that this sweep has passed come first, then whatever is oldest.
 
   SpecMD's idea: what lies behind is needed a whole sweep later, what lies
   ahead is needed soon. The sweep stands at the layer of the last use.
   """
-
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -116,7 +121,7 @@ class LeastStale:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Static:
+class Static(EvictionBase):
   """The least popular in a trace: the popular ones are as good as pinned.
 
   Attributes:
@@ -124,7 +129,6 @@ class Static:
   """
 
   popularity: Array
-  estimates: bool = False
 
   def victim(self, barred: Array, uses: Uses) -> int:
     """See `Eviction`."""
@@ -132,7 +136,7 @@ class Static:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reuse:
+class Reuse(EvictionBase):
   """The one whose next use is expected last, by `estimate.Estimate`."""
 
   estimates: bool = True

@@ -69,12 +69,18 @@ class Prefetcher(Protocol):
     """What had been counted before the run."""
 
   def guess(self, patterns: Patterns, layer: int, streams: Ids) -> Guess:
-    """What streams at a layer will use next. Changes nothing."""
+    """What streams at a layer will use next. Changes nothing.
+
+    Args:
+      patterns: the history, that of this layer included.
+      layer: where they are.
+      streams: intp[n], which of them.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Base:
-  """What all have in common.
+class PrefetcherBase:
+  """What all have in common; one of your own adds `guess` alone.
 
   Attributes:
     depth: see `Prefetcher`, as are the others.
@@ -107,7 +113,7 @@ class _Base:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Nothing(_Base):
+class Nothing(PrefetcherBase):
   """No prefetch at all."""
 
   depth: int = 0
@@ -119,7 +125,7 @@ class Nothing(_Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Told(_Base):
+class _Told(PrefetcherBase):
   """What those have in common that an executor tells of layers ahead."""
 
   @property
@@ -154,7 +160,7 @@ class NextGate(_Told):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Transition(_Base):
+class Transition(PrefetcherBase):
   """What tokens used next that used the same here: first order, by layer.
 
   The chance of f is the mean of P(f next | e here) over the experts e that a
@@ -195,7 +201,7 @@ class Transition(_Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Popularity(_Base):
+class Popularity(PrefetcherBase):
   """The most used experts of the layers that follow.
 
   Attributes:
@@ -222,7 +228,7 @@ class Popularity(_Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class History(_Base):
+class History(PrefetcherBase):
   """What the most similar of the last passes used, as MoE-Infinity does.
 
   A pass is one token's way through all layers; two are similar by the share
@@ -247,7 +253,7 @@ class History(_Base):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixture(_Base):
+class Mixture(PrefetcherBase):
   """All that a trace tells, weighed: how likely a stream uses each expert.
 
   Its log-odds are a weighted sum of the logarithms of how popular the expert

@@ -131,5 +131,10 @@ class Uses:
 def scan(
   scores: npt.NDArray[np.float64], barred: npt.NDArray[np.float64]
 ) -> int:
-  """The key of least score that is not barred; ties: the lowest key."""
+  """The key of least score that is not barred; ties: the lowest key.
+
+  Args:
+    scores: float64[keys]; who has the least gives way.
+    barred: float64[keys], 0 where a key may go and infinity where not.
+  """
   return int((scores + barred).argmin())

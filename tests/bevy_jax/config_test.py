@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from bevy_jax import config, trace
+from bevy_jax import config, policies, trace
 from bevy_jax.layers import config as model_config
 from bevy_jax.offload import prefetch, uses
 
@@ -63,9 +63,9 @@ class ConfigTest(parameterized.TestCase):
       path = f'{folder}/trace.npz'
       trace.save(path, found)
       record = config.EngineConfig(eviction='static', trace=path)
-      rule = config.make_eviction('static', record.trace, 2, 3)
+      rule = policies.make_eviction('static', record.trace, 2, 3)
       with self.assertRaisesRegex(ValueError, '2 layers of 3 experts, but'):
-        config.make_eviction('static', record.trace, 2, 4)
+        policies.make_eviction('static', record.trace, 2, 4)
     for gone in (1, 2, 3):  # Not the used ones: 0, 4 and 5.
       barred = np.full(6, np.inf)
       barred[[0, 4, 5, gone]] = 0
@@ -89,9 +89,9 @@ class ConfigTest(parameterized.TestCase):
     with tempfile.TemporaryDirectory() as folder:
       path = f'{folder}/trace.npz'
       trace.save(path, found)
-      warm = config.make_prefetch('transition:warm=true', path, 2, 3)
+      warm = policies.make_prefetch('transition:warm=true', path, 2, 3)
       with self.assertRaisesRegex(ValueError, '2 layers of 3 experts, but'):
-        config.make_prefetch('popularity:warm=true', path, 2, 4)
+        policies.make_prefetch('popularity:warm=true', path, 2, 4)
     np.testing.assert_array_equal(
       warm.counts.pairs[:, :, :],
       [

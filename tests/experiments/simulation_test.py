@@ -34,7 +34,7 @@ class ConfigTest(parameterized.TestCase):
     ({'scheduler': 'lokstep'}, "did you mean 'lockstep'"),
     ({'compare': ('lockstep:lruu',)}, "did you mean 'lru'"),
     ({'compare': ('lockstep:lru:gate',)}, "prefetch 'gate' is not known"),
-    ({'compare': ('lockstep:lru:none:x',)}, 'more than'),
+    ({'compare': ('lockstep:lru:none:x',)}, 'takes no options'),
     ({'eviction': 'belady'}, 'no running engine'),
     ({'cache': 1.5}, 'fraction'),
     ({'requests': 0}, 'requests is 0'),
