@@ -115,8 +115,7 @@ def draw(
     The rows in front of the first layer's attention, their tokens, and the
     registers.
   """
-  n, d = rows.x.shape
-  half, lines = config.head_dim // 2, registers_RxC.shape[0]
+  n, lines = rows.x.shape[0], registers_RxC.shape[0]
   angles, stretch = rope.frequencies(config.rope, config.head_dim)
 
   def kernel(*refs: Any) -> None:
@@ -131,24 +130,14 @@ def draw(
     for column, value in zip(columns, (token, position), strict=True):
       there = registers.at[pl.ds(row, 1), pl.ds(column, 1)]
       kernels.store(there, jnp.full((1, 1), value), mask)
-    at, inside = kernels.whole(d)
-    here = inside & jnp.full(inside.shape, on)
-    new = kernels.load(table.at[token, at], here).astype(x.dtype)
-    new = jnp.where(here, new, kernels.load(x.at[i, at], inside))
-    kernels.store(outs[0].at[i, at], new, inside)
-    scale = kernels.load(norm.at[np.int32(0), at], inside)
-    h = kernels.normed(new, scale, d, config.norm_eps)
-    kernels.store(outs[1].at[i, at], h, inside)
-    some, narrow = kernels.whole(half)
-    theta = position.astype(jnp.float32) * kernels.load(turns.at[some], narrow)
-    kernels.store(outs[3].at[i, some], jnp.cos(theta) * stretch, narrow)
-    kernels.store(outs[4].at[i, some], jnp.sin(theta) * stretch, narrow)
+    turn = turns, stretch
+    _begin_anew(config, (x, table, norm), turn, outs, (i, token, position, on))
 
   made = kernels.call(
     kernel,
     'draw',
     (n,),
-    _shapes(rows, half, registers_RxC),
+    _shapes(rows, config.head_dim // 2, registers_RxC),
     (
       *found, rows.x, rows.numbers, rows.go, rows.positions, top['embed'],
       norm_LxD, jnp.asarray(angles), registers_RxC,
@@ -159,6 +148,29 @@ def draw(
   x, h, positions, cos, sin, token, sound, registers = made
   rows = rows._replace(x=x, h=h, positions=positions, cos=cos, sin=sin)
   return rows, kernel_router.Drawn(token, sound), registers
+
+
+def _begin_anew(
+  config: config_lib.ModelConfig,
+  refs: tuple[Any, ...],
+  turn: tuple[Any, float],
+  outs: list[Any],
+  row: tuple[jax.Array, ...],
+) -> None:
+  """Writes the stream of a token, behind its norm too, and its rotation."""
+  (x, table, norm), (turns, stretch), (i, token, position, on) = refs, turn, row
+  at, inside = kernels.whole(config.model_dim)
+  here = inside & jnp.full(inside.shape, on)
+  new = kernels.load(table.at[token, at], here).astype(x.dtype)
+  new = jnp.where(here, new, kernels.load(x.at[i, at], inside))
+  kernels.store(outs[0].at[i, at], new, inside)
+  scale = kernels.load(norm.at[np.int32(0), at], inside)
+  h = kernels.normed(new, scale, config.model_dim, config.norm_eps)
+  kernels.store(outs[1].at[i, at], h, inside)
+  some, narrow = kernels.whole(turns.shape[0])
+  theta = position.astype(jnp.float32) * kernels.load(turns.at[some], narrow)
+  kernels.store(outs[3].at[i, some], jnp.cos(theta) * stretch, narrow)
+  kernels.store(outs[4].at[i, some], jnp.sin(theta) * stretch, narrow)
 
 
 def _shapes(
