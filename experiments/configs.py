@@ -68,6 +68,12 @@ class Decode:
       out.append((scheduler, eviction, prefetch))
     return out
 
+  def checked(self) -> 'Decode':
+    """Itself; ValueError where a variant or the prompts cannot be."""
+    self.variants()
+    self.texts()
+    return self
+
   def texts(self) -> list[str]:
     """The prompts; ValueError names file and line."""
     named = self.prompts != 'demo'

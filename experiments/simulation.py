@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -294,6 +295,8 @@ def main(
 
   `picture` is the path of a timeline of each, empty for none.
   """
+  if not pathlib.Path(picture or '.').resolve().parent.is_dir():
+    raise ValueError(f'{picture}: make its folder first.')
   found = []
   simulation = Simulation(config)
   for variant in config.variants():
