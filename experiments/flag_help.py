@@ -74,6 +74,9 @@ def explain(error: flags.Error, own: Iterable[flags.Flag[Any]]) -> str:
     return (
       f'--{said[1]} cannot be {said[2]!r}{hint} Known: {", ".join(values)}.'
     )
+  needed = re.findall(r'flag --(\w+)=None: Flag --\1 must have', str(error))
+  if needed:
+    return f'not given, but needed: {", ".join(f"--{n}=" for n in needed)}.'
   return str(error).strip().rstrip('.') + '.'
 
 

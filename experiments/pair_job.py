@@ -32,10 +32,6 @@ def job(
       'versions': run.versions(),
       'ratios': found,
     }
-      'link': bench.link,
-      'versions': run.versions(),
-      'ratios': found,
-    }
     met = all(row.get('met', True) for row in found)
     shown = ablation.table(found)
   else:

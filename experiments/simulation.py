@@ -100,6 +100,9 @@ class Replay:
         f'model_shape is {self.model_shape!r} and expert_mb {self.expert_mb}; '
         'give exactly one of them, to say how large an expert is.'
       )
+    if self.model_shape:
+      shapes.parse(self.model_shape)
+    _linked(platforms.find(self.platform), self.link)
     self.variants()
     # Ranges of what an engine has are checked where an engine is described.
     config_lib.EngineConfig(
