@@ -174,6 +174,8 @@ class Clock:
 
 
 def _number(text: str) -> int | float:
-  """As it was written: a whole number stays one."""
-  value = float(text)
-  return int(value) if value.is_integer() else value
+  """As it was written: 8 and 8.0 stay what they are."""
+  try:
+    return int(text)
+  except ValueError:
+    return float(text)
