@@ -11,7 +11,7 @@ from absl import flags
 _WIDTH, _COLUMN = 79, 26
 # A flag means the same wherever it is, so it stands under the same topic.
 TOPICS = {
-  'What runs': 'config source trace model gguf model_shape shape forms experts '
+  'What runs': 'config source trace model gguf llama_batched_bench model_shape shape forms experts '
   'cells schedulers scheduler eviction evictions prefetch prefetchers compare '
   'variants routing axes hops kernels set',
   'Memory and link': 'cache caches cache_gib host_gib capacity capacities '
@@ -22,7 +22,7 @@ TOPICS = {
   'ahead',
   'How much, and who does it': 'quick scope pairs rounds repeats passes rows '
   'gib steps plan_minutes stretch_minutes limit_s redo executor jobs address '
-  'bounds llama_batched_bench llama_args',
+  'bounds llama_args',
   'Where it goes': 'workdir report csv out target folder record events '
   'timeline',
   'How it is told': 'quiet json debug',

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: what model it holds, and how large its experts are."""
+"""The header of a GGUF file: its model, and how large the experts are."""
 
 import pathlib
 import re
