@@ -52,8 +52,6 @@ FIRST = flags.DEFINE_integer('first', 0, 'Grid: first request of the trace.')
 SCOPE = flags.DEFINE_enum('scope', 'lines', grids.SCOPES, 'Grid: what runs.')
 REDO = flags.DEFINE_list('redo', [], 'Grid: schedulers to run again.')
 QUICK = flags.DEFINE_bool('quick', False, 'Grid: two small cells alone.')
-
-
 Asked = grids.Grid | parts.Parts | ablation.Ablation
 
 
@@ -87,4 +85,4 @@ def main(asked: Asked, place: workdir.Workdir) -> outcome.Outcome:
 
 
 if __name__ == '__main__':
-  launcher.run(main, build_config, resumable=True, device=False)
+  launcher.run(main, build_config, resumable=True, device=ablation.on_device)

@@ -105,10 +105,7 @@ def replayed(
     ahead: see `foresight.see`; 'belady' leaves nothing to prefetch and has
       one row alone.
   """
-  for name in grid.evictions:
-    config_lib.choose('eviction', name, [*config_lib.names(), 'belady'])
-  for name in grid.prefetchers:
-    config_lib.parse_prefetch(name)
+  _check_replayed(grid)
   skip = warmup * trace.layers
   for rows, cache, capacity in itertools.product(
     grid.requests, grid.caches, grid.capacities
@@ -189,10 +186,7 @@ def measured(
   base: configs.Decode, grid: Grid, say: Callable[[str], None]
 ) -> Iterator[Row]:
   """Runs a model once for every combination; figures of its reports."""
-  for name in grid.evictions:
-    config_lib.check_eviction(name, base.engine.trace)
-  for name in grid.prefetchers:
-    config_lib.check_prefetch(name, base.engine.trace)
+  _check_measured(base, grid)
   for rows, cache, capacity in itertools.product(
     grid.requests, grid.caches, grid.capacities
   ):
@@ -216,6 +210,20 @@ def measured(
         'link': bench.link,
       }
       yield row | {k: round(float(report[k]), 4) for k in _MEASURED}
+
+
+def _check_replayed(grid: Grid) -> None:
+  for name in grid.evictions:
+    config_lib.choose('eviction', name, [*config_lib.names(), 'belady'])
+  for name in grid.prefetchers:
+    config_lib.parse_prefetch(name)
+
+
+def _check_measured(base: configs.Decode, grid: Grid) -> None:
+  for name in grid.evictions:
+    config_lib.check_eviction(name, base.engine.trace)
+  for name in grid.prefetchers:
+    config_lib.check_prefetch(name, base.engine.trace)
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
@@ -266,6 +274,19 @@ class Ablation:
   tokens: tuple[int, int] = (64, 160)
   warmup: int = 32
   ahead: int = 0
+
+  def __post_init__(self) -> None:
+    for name in self.grid.capacities:
+      config_lib.choose('capacity', name, config_lib.CAPACITIES)
+    if self.trace:
+      _check_replayed(self.grid)
+    else:
+      _check_measured(self.base, self.grid)
+
+
+def on_device(asked: object) -> bool:
+  """Whether a sweep, of whatever kind, runs a model."""
+  return isinstance(asked, Ablation) and not asked.trace
 
 
 def span(text: str) -> tuple[int, int]:

@@ -67,7 +67,7 @@ def build_config() -> configs.Decode | cell_job.Asked:
       base.engine, cache=CACHE.value, requests=REQUESTS.value
     ),
     compare=tuple(SCHEDULERS.value) or ('lockstep', 'runahead'),
-  )
+  ).checked()
 
 
 def main(

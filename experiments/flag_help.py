@@ -11,18 +11,19 @@ from absl import flags
 _WIDTH, _COLUMN = 79, 26
 # A flag means the same wherever it is, so it stands under the same topic.
 TOPICS = {
-  'What runs': 'config source trace model gguf llama_batched_bench model_shape shape forms experts '
-  'cells schedulers scheduler eviction evictions prefetch prefetchers compare '
-  'variants routing axes hops kernels set',
+  'What runs': 'config source trace model llama_batched_bench gguf '
+  'llama_args model_shape shape layers experts top_k forms cells schedulers '
+  'scheduler evictions eviction prefetchers prefetch compare variants routing '
+  'axes hops kernels set',
   'Memory and link': 'cache caches cache_gib host_gib capacity capacities '
-  'requests context link platform layers top_k expert_mb layer_mb head_mb '
+  'requests context link platform expert_mb layer_mb head_mb '
   'priority share block readers depth group zero_point',
   'Prompts and tokens': 'corpus prompts count new_tokens prompt_tokens '
   'temperature top_p seed first skip tokens warmup samples tokenizer limit '
   'ahead',
   'How much, and who does it': 'quick scope pairs rounds repeats passes rows '
   'gib steps plan_minutes stretch_minutes limit_s redo executor jobs address '
-  'bounds llama_args',
+  'bounds',
   'Where it goes': 'workdir report csv out target folder record events '
   'timeline',
   'How it is told': 'quiet json debug',

@@ -7,6 +7,7 @@ which runs that and returns an `Outcome`; `run(main, build_config)` is the rest.
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 import sys
@@ -31,14 +32,15 @@ DEBUG = flags.DEFINE_bool('debug', False, 'Show the traceback of an error.')
 
 _WIDTH = 300  # Of what is no terminal: a file breaks no lines.
 Config = TypeVar('Config')
+Ask = Callable[[Config], bool] | bool
 
 
 def run(
   main: Callable[[Config, workdir.Workdir], outcome.Outcome],
   build: Callable[[], Config],
   *,
-  resumable: Callable[[Config], bool] | bool = False,
-  device: bool = True,
+  resumable: Ask[Config] = False,
+  device: Ask[Config] = True,
 ) -> NoReturn:
   """Runs a launcher and ends the process.
 
@@ -49,9 +51,10 @@ def run(
     main: runs a config; all that it writes goes where the folder says.
     build: the flags as a config. Its ValueError is the asker's, one of `main`
       is a failure.
-    resumable: whether `main` goes on with its own files of an earlier run;
-      told of the config.
-    device: whether this process may take the accelerator to tell its name.
+    resumable: whether `main` goes on with its own files of an earlier run, or
+      a function that tells it of a config.
+    device: the same of whether this process may take the accelerator, to tell
+      its name.
   """
 
   def start(argv: list[str]) -> int:
@@ -104,26 +107,27 @@ def _own() -> list[flags.Flag[Any]]:
 def _guarded(
   main: Callable[[Config, workdir.Workdir], outcome.Outcome],
   build: Callable[[], Config],
-  resumable: Callable[[Config], bool] | bool,
-  device: bool,
+  resumable: Ask[Config],
+  device: Ask[Config],
 ) -> int:
   """The exit code; whatever goes wrong is said in a paragraph."""
   code, more = outcome.USAGE, ''
+  if not DEBUG.value:  # It tells of every kind of device that is not there.
+    logging.getLogger('jax').setLevel(logging.WARNING)
   try:
     asked = build()
-    goes_on = resumable if isinstance(resumable, bool) else resumable(asked)
+    goes_on = _answer(resumable, asked)
     more = '; the same command goes on where this ended' if goes_on else ''
-    config = _plain(asked)
+    config = {'launcher': program(), **_plain(asked)}
     _check_folder(REPORT.value)
     with contextlib.ExitStack() as stack:
       stack.enter_context(contextlib.redirect_stdout(_talk(stack)))
       print(json.dumps(config | {'versions': run_lib.versions()}, default=str))
-      place = stack.enter_context(
-        workdir.opened(
-          WORKDIR.value, _stable(config), _facts(config, device), print,
-          resumable=goes_on,
-        )
-      )  # fmt: skip
+      facts = _facts(config, _answer(device, asked))
+      folder = workdir.opened(
+        WORKDIR.value, _stable(config), facts, print, resumable=goes_on
+      )
+      place = stack.enter_context(folder)
       code = outcome.FAILED
       found = main(asked, place)
       _keep(found, place)
@@ -154,13 +158,15 @@ def _talk(stack: contextlib.ExitStack) -> TextIO:
   return sys.stderr if JSON.value else sys.stdout
 
 
-def _plain(config: Any) -> dict[str, Any]:
-  """A record as a dictionary, the launcher's name first."""
-  if dataclasses.is_dataclass(config) and not isinstance(config, type):
-    fields = dataclasses.asdict(config)
-  else:
-    fields = config._asdict() if hasattr(config, '_asdict') else dict(config)
-  return {'launcher': program(), **fields}
+def _plain(value: Any) -> Any:
+  """A record as a dictionary, records that it holds too."""
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+  elif hasattr(value, '_asdict'):
+    value = value._asdict()
+  if isinstance(value, Mapping):
+    return {name: _plain(inner) for name, inner in value.items()}
+  return value
 
 
 def _stable(config: dict[str, Any]) -> dict[str, Any]:
@@ -176,8 +182,20 @@ def _facts(config: Mapping[str, Any], device: bool) -> dict[str, Any]:
     'command': run_lib.command(),
     'versions': run_lib.versions(),
     'hardware': run_lib.device() if device else run_lib.host(),
-    'seed': config.get('seed'),
+    'seed': _seed(config),
   }
+
+
+def _answer(ask: Ask[Config], config: Config) -> bool:
+  return ask if isinstance(ask, bool) else ask(config)
+
+
+def _seed(config: Mapping[str, Any]) -> Any:
+  """The first seed that a config has, however deep."""
+  if 'seed' in config:
+    return config['seed']
+  inner = (_seed(v) for v in config.values() if isinstance(v, Mapping))
+  return next((seed for seed in inner if seed is not None), None)
 
 
 def _check_folder(path: str) -> None:
