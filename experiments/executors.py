@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -76,12 +77,11 @@ class Ray(NamedTuple):
     """See `Executor`; ValueError where ray or the cluster is missing."""
     ray = _ray()
     address = self.address or os.environ.get('RAY_ADDRESS', '')
-    settings: dict[str, Any] = {
-      'log_to_driver': False,
-      'logging_level': 'ERROR',
-    }
+    settings: dict[str, Any] = {}
     if not address:
       settings = {'num_cpus': self.jobs, 'include_dashboard': False}
+    else:
+      _answers(address)
     try:
       ray.init(
         address or 'local',
@@ -91,8 +91,9 @@ class Ray(NamedTuple):
       )
     except ConnectionError as error:
       raise ValueError(
-        f'no Ray cluster answers at {address!r}; start one (ray start --head), '
-        'give its --address, or leave both out for a local one.'
+        f'the Ray cluster at {address or "this machine"} does not let us in: '
+        f'{error} If it asks for a token, set RAY_AUTH_MODE=token and the '
+        'token as the documentation of Ray has it.'
       ) from error
     try:
       remote = ray.remote(_call)
@@ -123,6 +124,20 @@ def _ray() -> Any:
       '--executor=ray needs the extra `ray`: pip install "bevy-jax[ray]".'
     ) from error
   return ray
+
+
+def _answers(address: str) -> None:
+  """ValueError where nobody listens; Ray itself would try for minutes."""
+  host, colon, port = address.rpartition(':')
+  if '//' in address or not (colon and port.isdigit()):
+    return  # A client's address, or a word of Ray's such as 'auto'.
+  try:
+    socket.create_connection((host, int(port)), timeout=5).close()
+  except OSError as error:
+    raise ValueError(
+      f'no Ray cluster answers at {address} ({error}); start one (ray start '
+      '--head), give its --address, or leave it out for one of our own.'
+    ) from error
 
 
 def _result(ray: Any, reference: Any) -> Any:

@@ -6,6 +6,7 @@ which runs that and returns an `Outcome`; `run(main, build_config)` is the rest.
 
 import contextlib
 import dataclasses
+import io
 import json
 import logging
 import os
@@ -152,7 +153,10 @@ def _complain(words: str, code: int = outcome.USAGE) -> int:
 
 
 def _talk(stack: contextlib.ExitStack) -> TextIO:
-  """Where what is said on the way goes."""
+  """Where what is said on the way goes, line by line into pipes too."""
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(line_buffering=True)
   if QUIET.value:
     return stack.enter_context(open(os.devnull, 'w', encoding='utf-8'))
   return sys.stderr if JSON.value else sys.stdout

@@ -5,10 +5,12 @@ import importlib.util
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from unittest import mock
 
 import pytest
 from absl.testing import absltest
@@ -77,6 +79,30 @@ class ExecutorTest(absltest.TestCase):
     self.assertEqual(executors.make('local', 3), executors.Local(3))
     with self.assertRaisesRegex(ValueError, 'add --executor=ray'):
       executors.make('local', 2, 'auto')
+
+  @mock.patch.dict(os.environ, {'RAY_ADDRESS': ''})
+  def test_which_ray_is_asked(self):
+    """Seen to fail with processors asked of a cluster that is there."""
+    ray = mock.Mock(spec=['init', 'remote', 'wait', 'shutdown'])
+    with (
+      mock.patch.object(executors, '_ray', return_value=ray),
+      socket.create_server(('127.0.0.1', 0)) as server,
+    ):
+      here = f'127.0.0.1:{server.getsockname()[1]}'
+      quiet = {'log_to_driver': False, 'logging_level': 'ERROR'}
+      for given, told in ((here, ''), ('', here), ('auto', here)):
+        with mock.patch.dict(os.environ, {'RAY_ADDRESS': told}):
+          self.assertEmpty(list(executors.Ray(given, 3).each(_double, [])))
+        ray.init.assert_called_with(given or told, **quiet)
+      self.assertEmpty(list(executors.Ray('', 3).each(_double, [])))
+      ray.init.assert_called_with(
+        'local', num_cpus=3, include_dashboard=False, **quiet
+      )
+      ray.init.side_effect = ConnectionError('refused')
+      with self.assertRaisesRegex(ValueError, 'does not let us in: refused'):
+        list(executors.Ray(here).each(_double, []))
+      with self.assertRaisesRegex(ValueError, 'no Ray cluster answers at 127'):
+        list(executors.Ray('127.0.0.1:9').each(_double, []))
 
   def test_errors_and_results_of_processes(self):
     calls = [('a', n, []) for n in (1, 2, 3)]
@@ -164,7 +190,7 @@ class RayTest(absltest.TestCase):
     self.assertLen(found['local'], 4)
     self.assertEqual(found['ray'], found['local'])
 
-  def test_an_error_and_a_cluster_that_is_not_there(self):
+  def test_an_error_is_the_task_s_own(self):
     with self.assertRaisesRegex(ValueError, 'c is too small'):
       list(executors.Ray(jobs=1).each(_small, [('c',)]))
 
