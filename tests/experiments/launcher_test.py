@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 
+import pytest
 from absl import flags
 from absl.testing import absltest, parameterized
 
@@ -193,6 +194,7 @@ class FlagHelpTest(absltest.TestCase):
     self.assertNotIn('<lines|all>', shown)
 
 
+@pytest.mark.slow
 class StreamsTest(absltest.TestCase):
   """Real processes: what comes out where, and with which exit code."""
 

@@ -111,6 +111,9 @@ class ExecutorTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'b is too small'):
       list(executors.Local(2).each(_double, [('b', -1, [])]))
 
+
+@pytest.mark.slow
+class InterruptTest(absltest.TestCase):
   def _wait_until_gone(self, group: int) -> None:
     end = time.monotonic() + 20
     while time.monotonic() < end:
