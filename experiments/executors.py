@@ -53,7 +53,8 @@ class Local(NamedTuple):
         for future in concurrent.futures.as_completed(numbers):
           yield numbers[future], future.result()
       except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for future in numbers:
+          future.cancel()
         for child in set(multiprocessing.active_children()) - others:
           child.terminate()
         raise

@@ -68,10 +68,10 @@ class SweepTest(absltest.TestCase):
 
   def test_time_left_goes_by_weight(self):
     """Seen to fail with weights of one."""
-    clock = sweep.Clock([1, 3], self.said.append)
+    clock = sweep.Clock([2, 4], self.said.append)
     clock._begun -= 60
-    clock.done('x', 1, 5)
-    self.assertIn('1/2 x: 5 runs, 1.0 min, about 3.0 left', self.said[0])
+    clock.done('x', 2, 5)
+    self.assertIn('1/2 x: 5 runs, 1.0 min, about 2.0 left', self.said[0])
 
 
 class ExecutorTest(absltest.TestCase):
@@ -124,8 +124,32 @@ class InterruptTest(absltest.TestCase):
       time.sleep(0.05)
     self.fail('workers outlive the sweep')
 
-  def test_ctrl_c_leaves_rows_and_no_process(self):
-    """Seen to fail, workers in the way, without their end."""
+  def test_ctrl_c_ends_workers_that_run_and_that_wait(self):
+    """Seen to fail with workers that nobody ends."""
+    script = (
+      'import sys, time\n'
+      'from bevy_jax.experiments import executors\n'
+      'try:\n'
+      '  for _ in executors.Local(2).each(time.sleep, [(0,), (60,)]):\n'
+      '    print("one", flush=True)\n'
+      'except KeyboardInterrupt:\n'
+      '  sys.exit(130)'
+    )
+    with subprocess.Popen(
+      [sys.executable, '-c', script],
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+      start_new_session=True,
+    ) as child:  # fmt: skip
+      assert child.stdout is not None
+      self.assertEqual(child.stdout.readline(), 'one\n')
+      time.sleep(0.5)
+      os.killpg(child.pid, signal.SIGINT)
+      _, said = child.communicate(timeout=30)
+    self.assertEqual((child.returncode, said), (130, ''))
+    self._wait_until_gone(child.pid)
+
+  def test_ctrl_c_leaves_rows_and_a_sweep_goes_on(self):
+    """Seen to fail with 0.0 read as 0."""
     folder = self.enterContext(tempfile.TemporaryDirectory())
     path = pathlib.Path(folder) / 'rows.csv'
     command = [
