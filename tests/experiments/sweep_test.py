@@ -218,12 +218,19 @@ class RayTest(absltest.TestCase):
     self.assertEqual(found['ray'], found['local'])
 
   def test_an_error_is_the_task_s_own(self):
-    with self.assertRaisesRegex(ValueError, 'c is too small'):
-      list(executors.Ray(jobs=1).each(_small, [('c',)]))
-
-
-def _small(name: str) -> None:
-  raise ValueError(f'{name} is too small')
+    script = (
+      'from bevy_jax.experiments import executors\n'
+      'try:\n'
+      '  list(executors.Ray(jobs=1).each(int, [("x",)]))\n'
+      'except ValueError as error:\n'
+      '  print(type(error).__name__, error)'
+    )
+    done = subprocess.run(
+      [sys.executable, '-c', script],
+      capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    told = "ValueError invalid literal for int() with base 10: 'x'\n"
+    self.assertEqual(done.stdout, told, done.stderr)
 
 
 if __name__ == '__main__':
