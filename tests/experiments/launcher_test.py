@@ -26,7 +26,10 @@ _FORKS = """
 import importlib, json, os, runpy, sys, tempfile
 modules, calls = json.loads(sys.argv[1])
 for name in modules:
-  importlib.import_module('bevy_jax.experiments.' + name)
+  try:
+    importlib.import_module('bevy_jax.experiments.' + name)
+  except ImportError:
+    pass  # It needs an extra, and so would a launcher that imports it.
 told = []
 for name, arguments, code in calls:
   with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
