@@ -99,10 +99,14 @@ def make(
   return report
 
 
+def whole(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """One report as it is, or {"runs": [...]} where there are more."""
+  return reports[0] if len(reports) == 1 else {'runs': list(reports)}
+
+
 def save(path: pathlib.Path | str, reports: Sequence[dict[str, Any]]) -> None:
-  """Writes one report, or {"runs": [...]} where there are more."""
-  whole = reports[0] if len(reports) == 1 else {'runs': list(reports)}
-  text = json.dumps(whole, indent=2, allow_nan=False)
+  """Writes what `whole` says."""
+  text = json.dumps(whole(reports), indent=2, allow_nan=False)
   pathlib.Path(path).write_text(text + '\n', encoding='utf-8')
 
 

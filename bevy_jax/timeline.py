@@ -7,6 +7,7 @@ are those of `busy`, which the report adds up too.
 
 import dataclasses
 import gzip
+import itertools
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -212,6 +213,7 @@ def _flows(
   begins = {ran.event.launch: ran.begin for ran in launches}
   ends = {id(event): load.end for event, load in landed}
   fresh: dict[int, int] = {}
+  numbers = itertools.count(1)
   for event in log:
     if isinstance(event, events.LoadLanded):
       fresh[event.key] = ends[id(event)]
@@ -220,11 +222,12 @@ def _flows(
         continue
       for key in event.experts:
         if key in fresh:
-          yield from _flow(fresh.pop(key), begins[event.launch], key)
+          span = fresh.pop(key), begins[event.launch]
+          yield from _flow(*span, next(numbers))
 
 
-def _flow(landed: int, read: int, key: int) -> Iterator[Record]:
-  number = f'{key}.{landed}'
+def _flow(landed: int, read: int, number: int) -> Iterator[Record]:
+  # Perfetto drops an arrow whose id is text and no hexadecimal number.
   both = {'name': 'used', 'cat': 'load', 'id': number, 'pid': _MACHINE}
   # An arrow begins inside of the slice that it leaves.
   yield both | {'ph': 's', 'tid': _TRACKS['link'], 'ts': (landed - 1) / 1000}

@@ -9,12 +9,22 @@ from a cold cache; a grid goes on where it was stopped; see also default_parts.
 
 import dataclasses
 
-from absl import app, flags
+from absl import flags
 
-from bevy_jax.experiments import ablation, configs, grids, overrides
+from bevy_jax.experiments import (
+  ablation,
+  configs,
+  grids,
+  launcher,
+  outcome,
+  overrides,
+  sweep_flags,
+  workdir,
+)
 from bevy_jax.experiments import default_parts as parts
 from bevy_jax.experiments import scheduler_grid as grid_lib
 
+flags.adopt_module_key_flags(sweep_flags)
 AXES = flags.DEFINE_list(
   'axes', ['eviction', 'cache'], 'To combine; others keep their first value.'
 )
@@ -38,52 +48,41 @@ CONFIG = flags.DEFINE_enum(
   'config', 'demo', [*configs.CONFIGS, *grids.GRIDS, parts.NAME], 'Which.'
 )
 SET = flags.DEFINE_multi_string('set', [], 'FIELD=VALUE of the config.')
-CSV = flags.DEFINE_string('csv', '', 'Where to write the rows.')
 FIRST = flags.DEFINE_integer('first', 0, 'Grid: first request of the trace.')
 SCOPE = flags.DEFINE_enum('scope', 'lines', grids.SCOPES, 'Grid: what runs.')
 REDO = flags.DEFINE_list('redo', [], 'Grid: schedulers to run again.')
-JOBS = flags.DEFINE_integer('jobs', 2, 'Grid: processes.', lower_bound=1)
 QUICK = flags.DEFINE_bool('quick', False, 'Grid: two small cells alone.')
+Asked = grids.Grid | parts.Parts | ablation.Ablation
 
 
-def build_grid() -> ablation.Grid:
-  """The values that the flags ask for."""
-  return ablation.Grid(
-    EVICTIONS.value,
-    [float(cache) for cache in CACHES.value],
-    [int(rows) for rows in REQUESTS.value],
-    PREFETCHERS.value,
-    CAPACITIES.value,
-  ).only(AXES.value)
-
-
-def build_config() -> configs.Decode:
-  """How to run a model; `--set` wins."""
+def build_config() -> Asked:
+  """The sweep that the flags ask for; for a model `--set` wins."""
+  name = 'quick_grid' if QUICK.value else CONFIG.value
+  if CONFIG.value == parts.NAME:
+    trace = TRACE.value or 'bundled'
+    return parts.Parts(trace=trace, first=FIRST.value, quick=QUICK.value)
+  if CONFIG.value in grids.GRIDS:
+    return grids.make(name, TRACE.value, FIRST.value, SCOPE.value)
   base = configs.CONFIGS[CONFIG.value]()
   base = dataclasses.replace(base, model=MODEL.value, compare=())
-  return overrides.apply(base, SET.value)
+  values = EVICTIONS, CACHES, REQUESTS, PREFETCHERS, CAPACITIES
+  return ablation.Ablation(
+    grid=ablation.Grid.read(*(flag.value for flag in values)).only(AXES.value),
+    base=overrides.apply(base, SET.value), trace=TRACE.value,
+    tokens=ablation.span(TOKENS.value), warmup=WARMUP.value, ahead=AHEAD.value,
+  )  # fmt: skip
 
 
-def main(argv: list[str]) -> None:
-  """Prints the table, writes the CSV."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
-  try:
-    if CONFIG.value == parts.NAME:
-      parts.main(TRACE.value, FIRST.value, CSV.value, QUICK.value)
-    elif CONFIG.value in grids.GRIDS:
-      name = 'quick_grid' if QUICK.value else CONFIG.value
-      grid = grids.make(name, TRACE.value, FIRST.value, SCOPE.value)
-      path = CSV.value or f'{name}.csv'
-      grid_lib.main(grid, path, JOBS.value, REDO.value, print)
-    elif TRACE.value:
-      span = TRACE.value, TOKENS.value, WARMUP.value
-      ablation.main_replayed(build_grid(), *span, AHEAD.value, CSV.value, print)
-    else:
-      ablation.main_measured(build_config(), build_grid(), CSV.value, print)
-  except (ValueError, OSError) as error:
-    raise SystemExit(f'ablate: {error}') from error
+def main(asked: Asked, place: workdir.Workdir) -> outcome.Outcome:
+  """Runs the sweep and writes the CSV."""
+  name = 'ablation' if isinstance(asked, ablation.Ablation) else CONFIG.value
+  how = sweep_flags.how(place, name)._replace(redo=REDO.value)
+  if isinstance(asked, grids.Grid):
+    return grid_lib.main(asked, how)
+  if isinstance(asked, parts.Parts):
+    return parts.main(asked, how)
+  return ablation.main(asked, how)
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config, resumable=True, device=ablation.on_device)

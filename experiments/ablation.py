@@ -11,7 +11,7 @@ import numpy as np
 from bevy_jax import config as config_lib
 from bevy_jax import foresight, policies, protocols, replay, spelled
 from bevy_jax import trace as trace_lib
-from bevy_jax.experiments import configs, run
+from bevy_jax.experiments import configs, executors, outcome, run, sweep
 from bevy_jax.offload import eviction as eviction_lib
 from bevy_jax.offload import slot_table
 
@@ -27,7 +27,19 @@ _SEEN = (
   'missing_precision',
 )  # fmt: skip
 
-Row = dict[str, str | int | float]
+_REPLAYED = (
+  'requests', 'cache', 'slots', 'capacity', 'eviction', 'prefetch', 'uses',
+  'misses', 'miss_rate', 'to_belady', *_SEEN,
+)  # fmt: skip
+_RAN = (
+  'requests', 'cache', 'slots', 'capacity', 'scheduler', 'eviction', 'prefetch',
+  'link', *_MEASURED,
+)  # fmt: skip
+Row = sweep.Row
+_FORM = sweep.Form(
+  (), ('requests', 'cache', 'capacity'),
+  ('capacity', 'scheduler', 'eviction', 'prefetch', 'link'),
+)  # fmt: skip
 
 
 class Grid(NamedTuple):
@@ -47,6 +59,18 @@ class Grid(NamedTuple):
   requests: Sequence[int]
   prefetchers: Sequence[str] = ('none',)
   capacities: Sequence[str] = ('global',)
+
+  @classmethod
+  def read(
+    cls,
+    evictions: Sequence[str],
+    caches: Sequence[str],
+    requests: Sequence[str],
+    *others: Sequence[str],
+  ) -> 'Grid':
+    """A grid of values as a command line has them, in the fields' order."""
+    sizes, rows = list(map(float, caches)), list(map(int, requests))
+    return cls(evictions, sizes, rows, *others)
 
   def only(self, axes: Sequence[str]) -> 'Grid':
     """The grid with the first value alone of axes that are not named."""
@@ -83,11 +107,7 @@ def replayed(
     ahead: see `foresight.see`; 'belady' leaves nothing to prefetch and has
       one row alone.
   """
-  for name in grid.evictions:
-    if name not in ('belady', 'static'):
-      policies.eviction(name)
-  for name in grid.prefetchers:
-    policies.parse_prefetch(name)
+  _check_replayed(grid)
   skip = warmup * trace.layers
   for rows, cache, capacity in itertools.product(
     grid.requests, grid.caches, grid.capacities
@@ -168,10 +188,7 @@ def measured(
   base: configs.Decode, grid: Grid, say: Callable[[str], None]
 ) -> Iterator[Row]:
   """Runs a model once for every combination; figures of its reports."""
-  for name in grid.evictions:
-    policies.check_eviction(name, base.engine.trace)
-  for name in grid.prefetchers:
-    policies.check_prefetch(name, base.engine.trace)
+  _check_measured(base, grid)
   for rows, cache, capacity in itertools.product(
     grid.requests, grid.caches, grid.capacities
   ):
@@ -180,7 +197,10 @@ def measured(
     )
     bench = run.Bench(dataclasses.replace(base, engine=engine), say)
     for name, prefetch in itertools.product(grid.evictions, grid.prefetchers):
-      report = bench.run(engine.scheduler, name, prefetch).report
+      done = bench.run(engine.scheduler, name, prefetch)
+      if done.interrupted:
+        raise KeyboardInterrupt
+      report = done.report
       row: Row = {
         'requests': rows,
         'cache': cache,
@@ -192,6 +212,21 @@ def measured(
         'link': bench.link,
       }
       yield row | {k: round(float(report[k]), 4) for k in _MEASURED}
+
+
+def _check_replayed(grid: Grid) -> None:
+  for name in grid.evictions:
+    if name not in ('belady', 'static'):
+      policies.eviction(name)
+  for name in grid.prefetchers:
+    policies.parse_prefetch(name)
+
+
+def _check_measured(base: configs.Decode, grid: Grid) -> None:
+  for name in grid.evictions:
+    policies.check_eviction(name, base.engine.trace)
+  for name in grid.prefetchers:
+    policies.check_prefetch(name, base.engine.trace)
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
@@ -223,51 +258,89 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
   )
 
 
-def main_replayed(
-  grid: Grid,
-  trace: str,
-  tokens: str,
-  warmup: int,
-  ahead: int,
-  path: str,
-  say: Callable[[str], None],
-) -> None:
-  """Replays a trace, writes the rows, says the table and its summary.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ablation:
+  """What to combine, and what runs it.
 
-  Args:
-    grid: what to combine.
-    trace: the file.
-    tokens: 'FIRST:END' of each request.
+  Attributes:
+    grid: the values.
+    base: how a model runs; not looked at where a trace is replayed.
+    trace: the routing trace to replay, empty for runs of a model.
+    tokens: which tokens of the trace are decoded.
     warmup: see `replayed`.
     ahead: see `replayed`.
-    path: of the CSV; '' for ablation.csv.
-    say: prints.
   """
-  first, end = (int(token) for token in tokens.split(':'))
-  span = range(first, end)
-  rows = list(replayed(trace_lib.load(trace), grid, span, warmup, ahead))
-  _show(rows, path, [rows, summary(rows)], say)
+
+  grid: Grid
+  base: configs.Decode
+  trace: str = ''
+  tokens: tuple[int, int] = (64, 160)
+  warmup: int = 32
+  ahead: int = 0
+
+  def __post_init__(self) -> None:
+    for name in self.grid.capacities:
+      config_lib.choose('capacity', name, config_lib.CAPACITIES)
+    if self.trace:
+      _check_replayed(self.grid)
+    else:
+      _check_measured(self.base, self.grid)
 
 
-def main_measured(
-  base: configs.Decode, grid: Grid, path: str, say: Callable[[str], None]
-) -> None:
-  """Runs a model, writes the rows, says the table; see `main_replayed`."""
-  rows = list(measured(base, grid, say))
-  _show(rows, path, [rows], say)
+def on_device(asked: object) -> bool:
+  """Whether a sweep, of whatever kind, runs a model."""
+  return isinstance(asked, Ablation) and not asked.trace
 
 
-def _show(
-  rows: Sequence[Row],
-  path: str,
-  tables: Sequence[Sequence[Row]],
-  say: Callable[[str], None],
-) -> None:
-  path = path or 'ablation.csv'
-  save(path, rows)
-  for shown in tables:
-    say(table(shown))
-  say(f'rows: {path}')
+def span(text: str) -> tuple[int, int]:
+  """'64:160' as numbers; ValueError where it is no such range."""
+  try:
+    first, end = map(int, text.split(':'))
+  except ValueError as error:
+    raise ValueError(f'{text!r} is no range; write FIRST:END.') from error
+  return first, end
+
+
+def main(asked: Ablation, how: sweep.How) -> outcome.Outcome:
+  """Runs every combination, writes the CSV; the tables are shown.
+
+  Raises:
+    ValueError: a name is not known, or a model is to run on other machines.
+  """
+  local = isinstance(how.executor, executors.Local)
+  if not asked.trace:
+    if not local:
+      raise ValueError(
+        'a model runs on the device of this machine; give --trace=FILE to '
+        'replay one elsewhere, or leave --executor=ray out.'
+      )
+    how = how._replace(executor=executors.Local(1))
+  grid = asked.grid
+  tasks = []
+  for place in itertools.product(grid.requests, grid.caches, grid.capacities):
+    rows, cache, capacity = place
+    cell = grid._replace(requests=[rows], caches=[cache], capacities=[capacity])
+    where = _FORM.where(dict(zip(_FORM.place, place, strict=True)))
+    name = f'{rows} requests, cache {cache}, {capacity}'
+    tasks.append(sweep.Task((asked, cell), where, name, 4 + rows))
+  form = _FORM._replace(columns=_REPLAYED if asked.trace else _RAN)
+  found = sweep.run(tasks, run_cell, form, how)
+  tables = (found, summary(found)) if asked.trace else (found,)
+  how.say(f'rows: {how.path}')
+  shown = '\n\n'.join(map(table, tables))
+  return outcome.Outcome({'rows': found}, (shown,))
+
+
+def run_cell(
+  asked: Ablation, grid: Grid, known: Sequence[Row] = ()
+) -> list[Row]:
+  """The rows of one cell; nothing where they are known."""
+  if known:
+    return []
+  if not asked.trace:
+    return list(measured(asked.base, grid, print))
+  trace, span = trace_lib.load(asked.trace), range(*asked.tokens)
+  return list(replayed(trace, grid, span, asked.warmup, asked.ahead))
 
 
 def save(path: str, rows: Sequence[Row]) -> None:

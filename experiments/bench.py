@@ -17,10 +17,20 @@ A report that is there is gone on with; its picture lies beside it.
 
 import dataclasses
 
-from absl import app, flags
+from absl import flags
 
 from bevy_jax import config as config_lib
-from bevy_jax.experiments import cell_job, cell_run, cells, configs, pair_job
+from bevy_jax.experiments import (
+  cell_job,
+  cell_run,
+  cells,
+  configs,
+  launcher,
+  outcome,
+  overrides,
+  pair_job,
+  workdir,
+)
 
 CONFIG = flags.DEFINE_string('config', 'demo', 'Named config.')
 PAIRS = flags.DEFINE_integer('pairs', 0, '0: 7, or what the cells say.')
@@ -29,7 +39,6 @@ NEW_TOKENS = flags.DEFINE_integer('new_tokens', 0, '0: 96, or 64 with cells.')
 CACHE = flags.DEFINE_float('cache', 0.5, 'Fraction of all experts.')
 REQUESTS = flags.DEFINE_integer('requests', 8, 'Rows that decode at once.')
 SCHEDULERS = flags.DEFINE_list('schedulers', [], 'Rounds of these, no pairs.')
-REPORT = flags.DEFINE_string('report', '', 'Where to write the figures.')
 CELLS = flags.DEFINE_string('cells', '', 'A suite, or cells by name.')
 ROUTING = flags.DEFINE_enum('routing', '', ['', *cells.ROUTINGS], 'For cells.')
 TRACE = flags.DEFINE_string('trace', '', 'What is replayed; empty: bundled.')
@@ -38,8 +47,16 @@ LIMIT_S = flags.DEFINE_float('limit_s', 0, 'Begin nothing later than this.')
 SET = flags.DEFINE_multi_string('set', [], 'Field=value of `cell_run.Options`.')
 
 
-def build_config() -> configs.Decode:
-  """The demo experiment that the flags ask for."""
+def build_config() -> configs.Decode | cell_job.Asked:
+  """The cells, or the demo experiment, that the flags ask for."""
+  if CELLS.value:
+    options = cell_run.Options(
+      new_tokens=NEW_TOKENS.value or 64, trace=TRACE.value, link=LINK.value
+    )
+    return cell_job.Asked(
+      cells.suite(CELLS.value, PAIRS.value, ROUTING.value),
+      overrides.apply(options, SET.value),
+    )
   config_lib.choose('config', CONFIG.value, configs.CONFIGS)
   base = configs.CONFIGS[CONFIG.value]()
   return dataclasses.replace(
@@ -50,28 +67,23 @@ def build_config() -> configs.Decode:
       base.engine, cache=CACHE.value, requests=REQUESTS.value
     ),
     compare=tuple(SCHEDULERS.value) or ('lockstep', 'runahead'),
-  )
+  ).checked()
 
 
-def main(argv: list[str]) -> None:
-  """Measures and prints; the figures are medians over the pairs."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
-  try:
-    if not CELLS.value:
-      rounds = bool(SCHEDULERS.value)
-      count = PAIRS.value or 7
-      return pair_job.job(build_config(), count, REPORT.value, rounds=rounds)
-    suite = cells.suite(CELLS.value, PAIRS.value, ROUTING.value)
-    options = cell_run.Options(
-      new_tokens=NEW_TOKENS.value or 64, trace=TRACE.value, link=LINK.value
-    )
-    cell_job.run(suite, options, SET.value, REPORT.value, LIMIT_S.value)
-  except ValueError as error:
-    raise SystemExit(f'bench: {error}') from error
-  except KeyboardInterrupt:
-    raise SystemExit(130) from None
+def main(
+  asked: configs.Decode | cell_job.Asked, place: workdir.Workdir
+) -> outcome.Outcome:
+  """Measures; the figures are medians over the pairs."""
+  if isinstance(asked, cell_job.Asked):
+    report = place.path(launcher.REPORT.value, 'report.json')
+    return cell_job.run(asked, report, LIMIT_S.value)
+  rounds = bool(SCHEDULERS.value)
+  return pair_job.job(asked, PAIRS.value or 7, place.note, rounds=rounds)
+
+
+def _goes_on(asked: configs.Decode | cell_job.Asked) -> bool:
+  return isinstance(asked, cell_job.Asked)
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config, resumable=_goes_on)

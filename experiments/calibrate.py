@@ -4,12 +4,12 @@ python -m bevy_jax.experiments.calibrate --out=platform.json
 python -m bevy_jax.experiments.calibrate --shape=num_layers=2,expert_dim=768
 """
 
-from absl import app, flags
+from absl import flags
 
 from bevy_jax import config as config_lib
-from bevy_jax.experiments import calibration
+from bevy_jax.experiments import calibration, launcher, outcome, workdir
 
-OUT = flags.DEFINE_string('out', 'platform.json', 'Where the platform goes.')
+OUT = flags.DEFINE_string('out', '', 'The platform; empty: platform.json.')
 MODEL = flags.DEFINE_string('model', 'demo', "'demo' or a model's directory.")
 SHAPE = flags.DEFINE_list(
   'shape', [], 'field=value,... of a random model in place of a real one.'
@@ -22,22 +22,26 @@ CONTEXT = flags.DEFINE_integer(
 LINK = flags.DEFINE_string('link', 'auto', 'auto, cuda or device_put.')
 
 
-def main(argv: list[str]) -> None:
-  """Runs it; what is wrong with the input is one paragraph."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
-  try:
-    config = config_lib.EngineConfig(
+def build_config() -> calibration.Asked:
+  """What is measured."""
+  return calibration.Asked(
+    model=MODEL.value,
+    shape=tuple(SHAPE.value),
+    engine=config_lib.EngineConfig(
       requests=REQUESTS.value,
       cache=CACHE.value,
       context=CONTEXT.value,
       link=LINK.value,
       hops=1,  # What is measured is one layer.
-    )
-    calibration.main(MODEL.value, SHAPE.value, config, OUT.value)
-  except ValueError as error:
-    raise SystemExit(f'calibrate: {error}') from error
+    ),
+  )
+
+
+def main(asked: calibration.Asked, place: workdir.Workdir) -> outcome.Outcome:
+  """Measures and writes the platform."""
+  out = place.path(OUT.value, 'platform.json') or 'platform.json'
+  return calibration.main(asked, out)
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config)

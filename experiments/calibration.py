@@ -7,12 +7,12 @@ import math
 import pathlib
 import statistics
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rich.console
 import rich.table
 
 from bevy_jax import config as config_lib
@@ -21,6 +21,7 @@ from bevy_jax.experiments import (
   host_times,
   layer_times,
   link_speed,
+  outcome,
   overrides,
   run,
 )
@@ -190,48 +191,54 @@ def document(found: Found, source: str) -> dict[str, Any]:
   }
 
 
-def main(
-  model: str, shape: list[str], config: config_lib.EngineConfig, out: str
-) -> None:
-  """Measures, prints the tables and writes `out`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+  """What is measured.
 
-  Args:
+  Attributes:
     model: 'demo' or a directory; not looked at where a shape is given.
     shape: `field=value` of a random model, see `random_model`.
-    config: how it runs.
-    out: where the platform goes.
+    engine: how it runs.
+  """
+
+  model: str
+  shape: tuple[str, ...]
+  engine: config_lib.EngineConfig
+
+
+def main(asked: Asked, out: str) -> outcome.Outcome:
+  """Measures, writes the platform to `out` and shows the tables.
 
   Raises:
     ValueError: no such model, shape or folder, or a throttled link.
   """
+  config = asked.engine
   if config.link.startswith('throttled'):
     raise ValueError(f'link {config.link!r} is not this machine; give auto.')
   folder = pathlib.Path(out).resolve().parent
   if not folder.is_dir():
     raise ValueError(f'{out} cannot be written: {folder} does not exist.')
-  console = rich.console.Console()
   begun = time.perf_counter()
-  if shape:
-    loaded = random_model(shape, config)
+  if asked.shape:
+    loaded = random_model(asked.shape, config)
   else:
     dtype = config_lib.param_dtype(config)
-    loaded = loading.load(model, param_dtype=dtype, engine=config)
+    loaded = loading.load(asked.model, param_dtype=dtype, engine=config)
   config = _room(config, loaded.config)
   found = measure(loaded, config)
-  _print(console, found)
   versions = ', '.join(f'{k} {v}' for k, v in run.versions().items())
   today = datetime.date.today().isoformat()
   whole = document(found, f'{run.command()}; {today}; {versions}')
   pathlib.Path(out).write_text(json.dumps(whole, indent=1) + '\n', 'utf-8')
-  console.print(
+  last = (
     f'{out}, {time.perf_counter() - begun:.0f} s; use it with '
-    f'--platform=file:{out}',
-    highlight=False,
+    f'--platform=file:{out}'
   )
+  return outcome.Outcome(whole, (*_shown(found), last))
 
 
 def random_model(
-  shape: list[str], config: config_lib.EngineConfig
+  shape: Sequence[str], config: config_lib.EngineConfig
 ) -> loading.Loaded:
   """A model of a shape (`num_layers=2`, `expert_dim=768`, ...), all MoE.
 
@@ -269,7 +276,7 @@ def _room(
   return dataclasses.replace(config, cache=slots)
 
 
-def _print(console: rich.console.Console, found: Found) -> None:
+def _shown(found: Found) -> Iterator[rich.table.Table | str]:
   for name, rates in found.links.items():
     table = rich.table.Table(title=f'link by {name}: GB/s (host us a load)')
     table.add_column('bytes', justify='right')
@@ -279,7 +286,7 @@ def _print(console: rich.console.Console, found: Found) -> None:
       here = [r for r in rates if r.nbytes == nbytes]
       cells = [f'{r.gb_per_s:.2f} ({r.host_us:.0f})' for r in here]
       table.add_row(f'{nbytes:,}', *cells)
-    console.print(table)
+    yield table
   table = rich.table.Table(title='one layer of decoding, us')
   counts = sorted({m.distinct for m in found.table})
   for name in ('rows', *(f'{n} experts' for n in counts)):
@@ -287,7 +294,7 @@ def _print(console: rich.console.Console, found: Found) -> None:
   for rows in sorted({m.rows for m in found.table}):
     us = {m.distinct: f'{m.us:.0f}' for m in found.table if m.rows == rows}
     table.add_row(f'{rows}', *(us.get(n, '') for n in counts))
-  console.print(table)
+  yield table
   host = found.host
   lines = (
     f'device memory {found.memory_gb_per_s:.1f} GB/s; an empty launch '
@@ -304,5 +311,4 @@ def _print(console: rich.console.Console, found: Found) -> None:
     f'link_depth={found.link_depth} is within 5 % of the best for '
     f'{found.expert_bytes:,} bytes',
   )
-  for line in lines:
-    console.print(line, highlight=False)
+  yield from lines

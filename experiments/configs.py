@@ -67,6 +67,12 @@ class Decode:
       policies.check_prefetch(prefetch, engine.trace)
     return found
 
+  def checked(self) -> 'Decode':
+    """Itself; ValueError where a variant or the prompts cannot be."""
+    self.variants()
+    self.texts()
+    return self
+
   def texts(self) -> list[str]:
     """The prompts; ValueError names file and line."""
     named = self.prompts != 'demo'

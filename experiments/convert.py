@@ -3,12 +3,11 @@
 python -m bevy_jax.experiments.convert --source=DIR --target=DIR --experts=int4
 """
 
-from collections.abc import Sequence
-
 import rich.progress
-from absl import app, flags
+from absl import flags
 
 from bevy_jax import conversion, storage
+from bevy_jax.experiments import launcher, outcome, workdir
 
 _SOURCE = flags.DEFINE_string(
   'source', None, "Hugging Face directory, or 'demo'.", required=True
@@ -28,35 +27,43 @@ _ZERO_POINT = flags.DEFINE_bool(
 )
 
 
-def main(argv: Sequence[str]) -> None:
-  """Converts, showing progress; errors end it with one line and status 1."""
-  if len(argv) > 1:
-    raise app.UsageError(f'Unknown arguments: {argv[1:]}.')
+def build_config() -> dict[str, str]:
+  """What is converted into what."""
+  return {
+    'source': _SOURCE.value,
+    'target': _TARGET.value,
+    'experts': _storage(),
+  }
+
+
+def main(asked: dict[str, str], place: workdir.Workdir) -> outcome.Outcome:
+  """Converts, showing progress."""
+  del place
   columns = (
     rich.progress.TextColumn('{task.description}'),
     rich.progress.BarColumn(),
     rich.progress.MofNCompleteColumn(),
     rich.progress.TimeRemainingColumn(),
   )
+  name, target = asked['experts'], asked['target']
   with rich.progress.Progress(*columns) as bar:
     task = bar.add_task('experts', total=None)
-    try:
-      found = conversion.convert(
-        _SOURCE.value,
-        _TARGET.value,
-        lambda done, total: bar.update(task, completed=done, total=total),
-        _storage(),
-      )
-    except ValueError as error:
-      raise SystemExit(f'error: {error}') from error
+    found = conversion.convert(
+      asked['source'],
+      target,
+      lambda done, total: bar.update(task, completed=done, total=total),
+      storage.parse(name) if name else None,
+    )
   if found is None:
-    print(f'{_TARGET.value} is complete already; nothing to do.')
+    said = f'{target} is complete already; nothing to do.'
   else:
-    print(f'{_TARGET.value} is complete ({found} experts found there).')
+    said = f'{target} is complete ({found} experts found there).'
+  return outcome.Outcome({'target': target, 'experts_found': found}, (said,))
 
 
-def _storage() -> storage.Storage | None:
-  name = _EXPERTS.value
+def _storage() -> str:
+  """The storage by its full name, '' for that of the source."""
+  name: str = _EXPERTS.value
   if name.startswith('int'):
     name += f':{_GROUP.value}' + ':zero' * _ZERO_POINT.value
   elif _GROUP.present or _ZERO_POINT.value:
@@ -64,8 +71,10 @@ def _storage() -> storage.Storage | None:
       f'--group and --zero_point are for int8 and int4, not for '
       f'--experts={name!r}.'
     )
-  return storage.parse(name) if name else None
+  if name:
+    storage.parse(name)  # ValueError where it is none.
+  return name
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config)

@@ -4,10 +4,17 @@ python -m bevy_jax.experiments.decode --config=demo
 python -m bevy_jax.experiments.decode --model=DIR --cache=0.25 --compare=...
 """
 
-from absl import app, flags
+from absl import flags
 
 from bevy_jax import config as config_lib
-from bevy_jax.experiments import configs, job, overrides
+from bevy_jax.experiments import (
+  configs,
+  job,
+  launcher,
+  outcome,
+  overrides,
+  workdir,
+)
 
 CONFIG = flags.DEFINE_string('config', 'plain', 'Named config to start from.')
 MODEL = flags.DEFINE_string('model', None, "'demo' or a model's directory.")
@@ -31,7 +38,6 @@ COMPARE = flags.DEFINE_list(
   'compare', None, 'scheduler[:eviction[:prefetch]] ... to compare.'
 )
 SET = flags.DEFINE_multi_string('set', [], 'field=value, of run or engine.')
-REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
 RECORD = flags.DEFINE_string('record', '', 'Trace (.npz) of the first run.')
 EVENTS = flags.DEFINE_string('events', '', 'Where to write the event log.')
 TIMELINE = flags.DEFINE_string('timeline', '', 'For Perfetto: RUN.json.gz.')
@@ -69,21 +75,15 @@ def build_config() -> configs.Decode:
     'balance': balance,
     'compare': None if compare is None else tuple(compare),
   }
-  return configs.assign(overrides.replace(base, changes), SET.value)
+  config = configs.assign(overrides.replace(base, changes), SET.value)
+  return config.checked()  # Before a model is opened.
 
 
-def main(argv: list[str]) -> None:
-  """Runs it; what is wrong with the input is one paragraph."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
-  try:
-    paths = [f.value for f in (REPORT, EVENTS, RECORD, TIMELINE)]
-    raise SystemExit(job.main(build_config(), *paths))
-  except ValueError as error:
-    raise SystemExit(f'decode: {error}') from error
-  except KeyboardInterrupt:
-    raise SystemExit(130) from None
+def main(config: configs.Decode, place: workdir.Workdir) -> outcome.Outcome:
+  """Runs every variant."""
+  del place  # Nothing is written but what all launchers write.
+  return job.main(config, EVENTS.value, RECORD.value, TIMELINE.value)
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config)

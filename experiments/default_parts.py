@@ -1,18 +1,16 @@
 """What each part of the default scheduler is worth: each off in turn."""
 
-import csv
+import dataclasses
 import math
-import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bevy_jax import baselines, figures, protocols, runahead
 from bevy_jax import config as config_lib
 from bevy_jax import window as window_lib
-from bevy_jax.experiments import grids, simulation
+from bevy_jax.experiments import grids, outcome, simulation, sweep
 
 NAME = 'default_parts'
-Say = Callable[[str], None]
 
 
 class Part(NamedTuple):
@@ -59,43 +57,56 @@ CELLS = (
   ('h200', 'int4', 16, 0.9),
 )
 _QUICK = (('h200', 'int4', 2, 0.5),)
-Row = dict[str, Any]
+Row = sweep.Row
 COLUMNS = (
   'platform', 'form', 'requests', 'cache', 'part', 'tokens_per_s', 'of_whole',
   'tpot_p99_ms', 'max_lag', 'loads', 'launches',
 )  # fmt: skip
+FORM = sweep.Form(COLUMNS, COLUMNS[:4], ('platform', 'form', 'part'))
 
 
-def main(
-  trace: str, first: int, path: str, quick: bool = False, say: Say = print
-) -> list[Row]:
-  """Runs every part in every cell, writes the CSV, says the table.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+  """What is run.
 
-  Args:
-    trace: the routing; empty for the bundled one.
+  Attributes:
+    trace: the routing.
     first: first request of the trace.
-    path: of the CSV; empty for none.
     quick: one small cell alone.
-    say: prints a line.
   """
-  if path and not pathlib.Path(path).resolve().parent.is_dir():
-    raise ValueError(f'{path}: make its folder first.')
-  skip, tokens = (4, 10) if quick else (32, 64)
-  rows: list[Row] = []
-  for cell in _QUICK if quick else CELLS:
-    where = trace or 'bundled', cell, first, skip, tokens
-    own = [_run(*where, name) for name in PARTS]
-    for row in own:
-      row['of_whole'] = round(row['tokens_per_s'] / own[0]['tokens_per_s'], 4)
-    rows += own
-    say(' '.join(map(str, cell)) + f': {len(own)} runs')
-  if path:
-    with pathlib.Path(path).open('w', encoding='utf-8', newline='') as file:
-      writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-      writer.writeheader()
-      writer.writerows(rows)
-  say(table(rows))
-  return rows
+
+  trace: str = 'bundled'
+  first: int = 0
+  quick: bool = False
+
+
+def main(parts: Parts, how: sweep.How) -> outcome.Outcome:
+  """Runs every part in every cell, writes the CSV; the table is shown."""
+  tasks = [
+    sweep.Task(
+      (parts, cell),
+      FORM.where(dict(zip(COLUMNS, cell, strict=False))),
+      ' '.join(map(str, cell)),
+      4 + cell[2],
+    )
+    for cell in (_QUICK if parts.quick else CELLS)
+  ]
+  rows = sweep.run(tasks, run_cell, FORM, how)
+  return outcome.Outcome({'rows': rows}, (table(rows),))
+
+
+def run_cell(
+  parts: Parts, cell: tuple[str, str, int, float], known: Sequence[Row] = ()
+) -> list[Row]:
+  """Every part in one cell; nothing where the rows are known."""
+  if known:
+    return []
+  skip, tokens = (4, 10) if parts.quick else (32, 64)
+  where = parts.trace, cell, parts.first, skip, tokens
+  rows = [_run(*where, name) for name in PARTS]
+  for row in rows:
+    row['of_whole'] = round(row['tokens_per_s'] / rows[0]['tokens_per_s'], 4)
+  return [{name: row[name] for name in COLUMNS} for row in rows]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

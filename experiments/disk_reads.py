@@ -4,10 +4,11 @@ import collections
 import itertools
 import os
 import pathlib
+import random
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -96,3 +97,26 @@ def plain(file: disk.BlockFile, keys: Sequence[int], threads: int) -> float:
   if short:
     raise ValueError(f'{file.path}: blocks {short[:3]} came in pieces')
   return took
+
+
+def rounds(
+  file: disk.BlockFile,
+  readers: int,
+  depth: int,
+  count: int,
+) -> Iterator[dict[str, float]]:
+  """GB/s of plain reads, ours and reads one by one, round by round."""
+  shelf = store(file, depth, readers)
+  ways: dict[str, Callable[[list[int]], float]] = {
+    'plain': lambda keys: plain(file, keys, readers),
+    'ours': lambda keys: ours(shelf, keys, depth),
+    'one by one': lambda keys: plain(file, keys, 1),
+  }
+  keys = list(range(len(file)))
+  gigabytes = len(file) * file.nbytes * 1e-9
+  for number in range(count + 1):
+    random.Random(number).shuffle(keys)
+    took = {name: way(keys) for name, way in ways.items()}
+    if number:  # The first one touches memory for the first time.
+      yield {name: gigabytes / s for name, s in took.items()}
+  shelf.close()

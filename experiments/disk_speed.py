@@ -4,15 +4,20 @@ python -m bevy_jax.experiments.disk_speed --folder=. --gib=2
 """
 
 import pathlib
-import random
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable
+from typing import Any
 
-from absl import app, flags
+from absl import flags
 
-from bevy_jax.experiments import disk_reads
+from bevy_jax.experiments import (
+  ablation,
+  disk_reads,
+  launcher,
+  outcome,
+  workdir,
+)
 from bevy_jax.offload import disk, pinned
 
 BAR = 0.8  # Of the plain reads' speed.
@@ -24,54 +29,58 @@ DEPTH = flags.DEFINE_integer('depth', 0, 'Fetches at once; 0: 2 a thread.')
 ROUNDS = flags.DEFINE_integer('rounds', 7, 'Rounds, each of all three ways.')
 
 
-def main(argv: list[str]) -> None:
-  """Prints a row a round, medians and whether the bar is met."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
+def build_config() -> dict[str, Any]:
+  """The file and how it is read."""
   block = -(-BLOCK.value // pinned.PAGE) * pinned.PAGE
   count = int(GIB.value * 2**30) // block
-  with tempfile.TemporaryDirectory(dir=FOLDER.value) as folder:
-    free = shutil.disk_usage(folder).free
-    if count < 16 or count * block > free:
-      raise SystemExit(
-        f'disk_speed: {GIB.value} GiB are {count} blocks; at least 16 are '
-        f'needed, and {free / 2**30:.1f} GiB are free there.'
-      )
-    file = disk_reads.make(pathlib.Path(folder) / 'blocks', block, count)
-    _measure(file, count)
-
-
-def _measure(file: disk.BlockFile, count: int) -> None:
-  depth = DEPTH.value or 2 * READERS.value
-  store = disk_reads.store(file, depth, READERS.value)
-  print(
-    f'{count} blocks of {file.nbytes:,} bytes, {READERS.value} threads, '
-    f'{depth} fetches at once, direct reads: {file.direct}; GB/s'
-  )
-  ways: dict[str, Callable[[list[int]], float]] = {
-    'plain': lambda keys: disk_reads.plain(file, keys, READERS.value),
-    'ours': lambda keys: disk_reads.ours(store, keys, depth),
-    'one by one': lambda keys: disk_reads.plain(file, keys, 1),
+  folder = FOLDER.value or tempfile.gettempdir()
+  free = shutil.disk_usage(folder).free
+  if count < 16 or count * block > free:
+    raise ValueError(
+      f'{GIB.value} GiB are {count} blocks; at least 16 are needed, and '
+      f'{free / 2**30:.1f} GiB are free in {folder}.'
+    )
+  return {
+    'folder': folder,
+    'block': block,
+    'count': count,
+    'readers': READERS.value,
+    'depth': DEPTH.value or 2 * READERS.value,
+    'rounds': ROUNDS.value,
   }
-  print('round', *(name.rjust(10) for name in ways))
-  speeds: dict[str, list[float]] = {name: [] for name in ways}
-  keys, gigabytes = list(range(count)), count * file.nbytes * 1e-9
-  for number in range(ROUNDS.value + 1):
-    random.Random(number).shuffle(keys)
-    took = {name: way(keys) for name, way in ways.items()}
-    if not number:
-      continue  # The first one touches memory for the first time.
-    for name, seconds in took.items():
-      speeds[name].append(gigabytes / seconds)
-    print(f'{number:5}', *(f'{s[-1]:10.2f}' for s in speeds.values()))
-  store.close()
-  medians = {name: statistics.median(s) for name, s in speeds.items()}
-  print('  all', *(f'{s:10.2f}' for s in medians.values()))
-  pairs = zip(speeds['ours'], speeds['plain'], strict=True)
-  ratio = statistics.median(a / b for a, b in pairs)
+
+
+def main(asked: dict[str, Any], place: workdir.Workdir) -> outcome.Outcome:
+  """A row a round, medians and whether the bar is met."""
+  with tempfile.TemporaryDirectory(dir=asked['folder']) as folder:
+    path = pathlib.Path(folder) / 'blocks'
+    file = disk_reads.make(path, asked['block'], asked['count'])
+    how = asked['readers'], asked['depth'], asked['rounds']
+    rows = []
+    for row in disk_reads.rounds(file, *how):
+      rows.append(row)
+      place.note(row)
+      print(f'round {len(rows)}: ours {row["ours"]:.2f} GB/s', flush=True)
+  medians = {way: statistics.median(r[way] for r in rows) for way in rows[0]}
+  ratio = statistics.median(row['ours'] / row['plain'] for row in rows)
   met = ratio >= BAR
-  print(f'ours / plain {ratio:.2f}, at least {BAR} is asked for: met is {met}')
+  report = {'rows': rows, 'ratio': ratio, 'met': met, 'direct': file.direct}
+  shown = [
+    {'round': name} | {way: f'{rate:.2f}' for way, rate in row.items()}
+    for name, row in [*enumerate(rows, 1), ('all', medians)]
+  ]
+  return outcome.Outcome(
+    report,
+    (
+      f'{asked["count"]} blocks of {file.nbytes:,} bytes, {asked["readers"]} '
+      f'threads, {asked["depth"]} fetches at once, direct reads: '
+      f'{file.direct}; GB/s',
+      ablation.table(shown),
+      f'ours / plain {ratio:.2f}, at least {BAR} is asked for: met is {met}',
+    ),
+    outcome.judged(met),
+  )
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config, device=False)

@@ -3,11 +3,19 @@
 python -m bevy_jax.experiments.eviction_cost --layers=48 --experts=128
 """
 
+from typing import Any
+
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from bevy_jax import config
-from bevy_jax.experiments import load_cost
+from bevy_jax.experiments import (
+  ablation,
+  launcher,
+  load_cost,
+  outcome,
+  workdir,
+)
 from bevy_jax.offload import eviction, slot_table
 
 VICTIM_BAR, LOAD_BAR = 20.0, 25.0  # Microseconds.
@@ -23,14 +31,11 @@ PASSES = flags.DEFINE_integer('passes', 8, 'Tokens of each request.')
 ROUNDS = flags.DEFINE_integer('rounds', 3, 'The least of so many is shown.')
 
 
-def main(argv: list[str]) -> None:
-  """Prints a row for each eviction and whether all keep the bars."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
-  keys = LAYERS.value * EXPERTS.value
-  slots = int(CACHE.value * keys)
+def build_config() -> load_cost.Shape:
+  """What is decoded."""
+  slots = int(CACHE.value * LAYERS.value * EXPERTS.value)
   quota = slot_table.split(slots, LAYERS.value)
-  shape = load_cost.Shape(
+  return load_cost.Shape(
     LAYERS.value,
     EXPERTS.value,
     TOP_K.value,
@@ -39,18 +44,29 @@ def main(argv: list[str]) -> None:
     PASSES.value,
     quota if CAPACITY.value == 'layer' else (),
   )
-  print(f'{keys} experts, {shape.slots} slots, microseconds of host time')
-  names = ['eviction', *load_cost.Cost._fields]
-  print(names[0].rjust(12), *(name.rjust(8) for name in names[1:]))
+
+
+def main(shape: load_cost.Shape, place: workdir.Workdir) -> outcome.Outcome:
+  """A row for each eviction, and whether all keep the bars."""
+  keys = shape.layers * shape.experts
   rules = dict(eviction.EVICTIONS)
   rules['static'] = eviction.Static(popularity=np.arange(float(keys)))
-  met = True
+  rows: list[dict[str, Any]] = []
   for name, rule in rules.items():
     cost = load_cost.best(rule, shape, ROUNDS.value)
-    met &= cost.victim <= VICTIM_BAR and cost.load <= LOAD_BAR
-    print(f'{name:>12} ' + ' '.join(f'{us:8.1f}' for us in cost))
-  print(f'victim <= {VICTIM_BAR:g} and load <= {LOAD_BAR:g}: met is {met}')
+    rows.append({'eviction': name} | load_cost.rounded(cost))
+    place.note(rows[-1])
+  met = all(r['victim'] <= VICTIM_BAR and r['load'] <= LOAD_BAR for r in rows)
+  return outcome.Outcome(
+    {'rows': rows, 'met': met},
+    (
+      f'{keys} experts, {shape.slots} slots, microseconds of host time',
+      ablation.table(rows),
+      f'victim <= {VICTIM_BAR:g} and load <= {LOAD_BAR:g}: met is {met}',
+    ),
+    outcome.judged(met),
+  )
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config, device=False)

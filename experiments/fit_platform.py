@@ -8,24 +8,30 @@ tokens, time_us) of Qwen3-30B-A3B; see `platforms.RTX_PRO_6000`.
 
 import pathlib
 
-from absl import app, flags
+from absl import flags
 
-from bevy_jax.experiments import platform_fit
+from bevy_jax.experiments import launcher, outcome, platform_fit, workdir
 
 FOLDER = flags.DEFINE_string('folder', '', 'Where the measurements lie.')
 
 
-def main(argv: list[str]) -> None:
-  """Prints the constants."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
+def build_config() -> dict[str, str]:
+  """Where the measurements lie."""
+  return {'folder': FOLDER.value}
+
+
+def main(asked: dict[str, str], place: workdir.Workdir) -> outcome.Outcome:
+  """Fits the constants."""
+  del place
   try:
-    found = platform_fit.fit(pathlib.Path(FOLDER.value))
-  except (OSError, KeyError, ValueError) as error:
-    raise SystemExit(f'fit_platform: {FOLDER.value}: {error}') from error
-  for name, value in found._asdict().items():
-    print(f'{name} {value:.4g}')
+    found = platform_fit.fit(pathlib.Path(asked['folder']))
+  except KeyError as error:
+    raise ValueError(
+      f'{asked["folder"]}: there is no column {error}'
+    ) from error
+  lines = (f'{name} {value:.4g}' for name, value in found._asdict().items())
+  return outcome.Outcome(found._asdict(), tuple(lines))
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config, device=False)

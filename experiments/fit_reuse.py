@@ -6,11 +6,14 @@ Least squares: does a stream's next token use this expert, told from what
 `offload/estimate.py` knows of it. Fit on requests that are not measured.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
-from absl import app, flags
+from absl import flags
 
 from bevy_jax import trace as trace_lib
+from bevy_jax.experiments import ablation, launcher, outcome, workdir
 from bevy_jax.offload import estimate as estimate_lib
 
 TRACE = flags.DEFINE_string('trace', '', 'The routing trace.')
@@ -46,31 +49,33 @@ def fit(
   return np.asarray(np.linalg.solve(squares, products))
 
 
-def _range(text: str) -> range:
-  first, end = text.split(':')
-  return range(int(first), int(end))
+def build_config() -> dict[str, Any]:
+  """What is fitted on."""
+  return {
+    'trace': TRACE.value,
+    'requests': ablation.span(REQUESTS.value),
+    'tokens': ablation.span(TOKENS.value),
+    'warmup': WARMUP.value,
+  }
 
 
-def main(argv: list[str]) -> None:
-  """Prints the weights."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
-  try:
-    trace = trace_lib.load(TRACE.value)
-    requests, tokens = _range(REQUESTS.value), _range(TOKENS.value)
-    shortest = int(trace.lengths[requests.start : requests.stop].min())
-    if requests.stop > len(trace.lengths) or tokens.stop > shortest:
-      raise ValueError(
-        f'{TRACE.value} has {len(trace.lengths)} requests, the shortest of '
-        f'those asked for {shortest} tokens; ask for less.'
-      )
-  except ValueError as error:
-    raise SystemExit(f'fit_reuse: {error}') from error
-  weights = fit(trace, requests, tokens, WARMUP.value)
+def main(asked: dict[str, Any], place: workdir.Workdir) -> outcome.Outcome:
+  """Fits the weights."""
+  del place
+  trace = trace_lib.load(asked['trace'])
+  requests, tokens = range(*asked['requests']), range(*asked['tokens'])
+  shortest = int(trace.lengths[requests.start : requests.stop].min())
+  if requests.stop > len(trace.lengths) or tokens.stop > shortest:
+    raise ValueError(
+      f'{asked["trace"]} has {len(trace.lengths)} requests, the shortest of '
+      f'those asked for {shortest} tokens; ask for less.'
+    )
+  weights = fit(trace, requests, tokens, asked['warmup'])
   names = ('popularity', 'frequency', 'last')
-  for name, weight in zip(names, weights, strict=True):
-    print(f'{name:>12} {weight:.4f}')
+  report = dict(zip(names, map(float, weights), strict=True))
+  lines = (f'{name:>12} {weight:.4f}' for name, weight in report.items())
+  return outcome.Outcome(report, tuple(lines))
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config, device=False)

@@ -1,7 +1,6 @@
-"""The whole of a decode job: run every variant, print, write the files."""
+"""The whole of a decode job: run every variant, tell, write the files."""
 
 import dataclasses
-import json
 import pathlib
 
 import rich.console
@@ -10,7 +9,7 @@ import rich.markup
 from bevy_jax import events, recording, timeline
 from bevy_jax import report as report_lib
 from bevy_jax import trace as trace_lib
-from bevy_jax.experiments import configs, run
+from bevy_jax.experiments import configs, outcome, run
 
 _ROUNDED = (
   'other tokens (groups of other sizes round differently in this type; '
@@ -19,29 +18,22 @@ _ROUNDED = (
 
 
 def main(
-  config: configs.Decode,
-  report: str,
-  log: str,
-  record: str = '',
-  picture: str = '',
-) -> int:
-  """Runs it; the exit code: 0, 1 where a request failed, 130 after Ctrl-C.
+  config: configs.Decode, log: str, record: str = '', picture: str = ''
+) -> outcome.Outcome:
+  """Runs it; its code is that of a failure where a request failed.
 
-  What was decoded until then is printed, and the report and the events are
-  written all the same. All but the config are paths, empty for none: `record`
-  is the routing trace of the first run, whose texts are shown, `picture` a
+  After Ctrl-C what was decoded until then is told and written all the same.
+  All but the config are paths, empty for none: `log` of the events, `record`
+  of the routing trace of the first run, whose texts are shown, `picture` of a
   timeline of each.
   """
-  for path in (report, log, record, picture):
+  for path in (log, record, picture):
     folder = pathlib.Path(path or '.').resolve().parent
     if not folder.is_dir():
       raise ValueError(
         f'{path} cannot be written: {folder} does not exist; make it first.'
       )
   console = rich.console.Console()
-  resolved = dataclasses.asdict(config) | {'versions': run.versions()}
-  first_line = json.dumps(resolved)
-  console.print(first_line, highlight=False, markup=False, soft_wrap=True)
   bench = run.Bench(
     config, lambda what: console.print(f'[dim]{what} ...[/dim]')
   )
@@ -52,24 +44,37 @@ def main(
       if runs[-1].interrupted:
         break
   _texts(console, config, runs)
+  _files(console, bench, runs, log, picture)
+  if record:
+    _record(console, bench, runs[0], record)
+  code = outcome.judged(not _errors(console, runs))
+  if runs[-1].interrupted:
+    code = outcome.INTERRUPTED
   reports = [r.report for r in runs if r.report]
-  _figures(console, reports)
-  if report and reports:
-    report_lib.save(report, reports)
-    console.print(f'report: {report}', highlight=False)
+  if not reports:
+    return outcome.Outcome({}, (), code)
+  notes = (reports[0]['note'],) if 'note' in reports[0] else ()
+  shown = (report_lib.table(reports), *notes)
+  return outcome.Outcome(report_lib.whole(reports), shown, code)
+
+
+def _files(
+  console: rich.console.Console,
+  bench: run.Bench,
+  runs: list[run.Run],
+  log: str,
+  picture: str,
+) -> None:
+  """Writes the events of each run, and its timeline."""
+  config = dataclasses.asdict(bench.config) | {'versions': run.versions()}
   for number, done in enumerate(runs if log else []):
     path = log if len(runs) == 1 else f'{log}.{number}'
-    events.save(path, {'config': resolved, 'link': bench.link}, done.log)
+    events.save(path, {'config': config, 'link': bench.link}, done.log)
     console.print(f'events: {path}', highlight=False)
   if picture:
     experts = bench.llm.model.config.num_experts
     paths = timeline.save_all(picture, [done.log for done in runs], experts)
     console.print(f'timeline: {", ".join(paths)}', highlight=False)
-  if record:
-    _record(console, bench, runs[0], record)
-  if runs[-1].interrupted:
-    return 130
-  return 1 if _errors(console, runs) else 0
 
 
 def _record(
@@ -129,13 +134,3 @@ def _errors(console: rich.console.Console, runs: list[run.Run]) -> bool:
       'the weights; if they are sound, try --set=dtype=float32.'
     )
   return bool(failed)
-
-
-def _figures(
-  console: rich.console.Console, reports: list[dict[str, object]]
-) -> None:
-  if not reports:
-    return
-  console.print(report_lib.table(reports))
-  if 'note' in reports[0]:
-    console.print(reports[0]['note'], highlight=False)

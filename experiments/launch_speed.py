@@ -4,13 +4,19 @@ python -m bevy_jax.experiments.launch_speed --shape=qwen3-30b-a3b --forms=bf16
 """
 
 import itertools
-import json
-import pathlib
+from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from bevy_jax import config as config_lib
-from bevy_jax.experiments import bench_models, launch_times, run
+from bevy_jax.experiments import (
+  bench_models,
+  launch_times,
+  launcher,
+  outcome,
+  run,
+  workdir,
+)
 
 SHAPE = flags.DEFINE_string('shape', 'qwen3-30b-a3b', 'Whose layers.')
 FORMS = flags.DEFINE_list('forms', ['bf16', 'int8', 'int4:32'], 'Of experts.')
@@ -20,30 +26,37 @@ CONTEXT = flags.DEFINE_integer('context', 512, 'Positions of each row.')
 KERNELS = flags.DEFINE_enum(
   'kernels', 'auto', config_lib.KERNELS, 'Which form.'
 )
-REPORT = flags.DEFINE_string('report', '', 'Where to write the figures.')
 
 
-def main(argv: list[str]) -> None:
-  """Prints a line for each point; the JSON says where and with what."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
-  try:
-    config_lib.choose('shape', SHAPE.value, bench_models.MODELS)
-    rows = []
-    for form, count, hops in itertools.product(
-      FORMS.value, map(int, ROWS.value), map(int, HOPS.value)
-    ):
-      point = launch_times.Point(
-        SHAPE.value, form, count, hops, CONTEXT.value, KERNELS.value
-      )
-      cost = launch_times.measure(point, lambda words: None)
-      rows.append(point._asdict() | cost._asdict())
-      print(_line(point, cost), flush=True)
-  except ValueError as error:
-    raise SystemExit(f'launch_speed: {error}') from error
-  if REPORT.value:
-    facts = {'versions': run.versions(), 'device': run.device(), 'rows': rows}
-    pathlib.Path(REPORT.value).write_text(json.dumps(facts, indent=2))
+def build_config() -> dict[str, Any]:
+  """Which points are measured."""
+  config_lib.choose('shape', SHAPE.value, bench_models.MODELS)
+  return {
+    'shape': SHAPE.value,
+    'forms': FORMS.value,
+    'rows': [int(rows) for rows in ROWS.value],
+    'hops': [int(hops) for hops in HOPS.value],
+    'context': CONTEXT.value,
+    'kernels': KERNELS.value,
+  }
+
+
+def main(asked: dict[str, Any], place: workdir.Workdir) -> outcome.Outcome:
+  """A line for each point; the report says where and with what."""
+  rows, lines = [], []
+  for form, count, hops in itertools.product(
+    asked['forms'], asked['rows'], asked['hops']
+  ):
+    point = launch_times.Point(
+      asked['shape'], form, count, hops, asked['context'], asked['kernels']
+    )
+    cost = launch_times.measure(point, lambda words: None)
+    rows.append(point._asdict() | cost._asdict())
+    place.note(rows[-1])
+    lines.append(_line(point, cost))
+    print(lines[-1], flush=True)
+  facts = {'versions': run.versions(), 'device': run.device(), 'rows': rows}
+  return outcome.Outcome(facts, tuple(lines))
 
 
 def _line(point: launch_times.Point, cost: launch_times.Cost) -> str:
@@ -56,4 +69,4 @@ def _line(point: launch_times.Point, cost: launch_times.Cost) -> str:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config)

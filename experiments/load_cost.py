@@ -60,6 +60,11 @@ class Cost(NamedTuple):
   reveal: float
 
 
+def rounded(cost: NamedTuple) -> dict[str, float]:
+  """A cost for a table, in tenths of a microsecond."""
+  return {name: round(us, 1) for name, us in cost._asdict().items()}
+
+
 def best(rule: eviction.Eviction, shape: Shape, rounds: int) -> Cost:
   """The least of several rounds: others on the machine only ever add."""
   found = [measure(rule, shape) for _ in range(rounds)]

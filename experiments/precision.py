@@ -1,6 +1,7 @@
 """What storing experts in fewer bits costs, in bits per byte of a text."""
 
 import math
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,41 @@ class Cost(NamedTuple):
   text: str
   bits_per_byte: float
   tokens: int
+
+
+class Asked(NamedTuple):
+  """A comparison.
+
+  Attributes:
+    model: 'demo' or a directory.
+    corpus: folder with {books,python}.valid.txt.xz.
+    experts: names of storages; the first is what others are set beside.
+    limit: about so many tokens of each text; 0 for all.
+    rows: windows at once.
+  """
+
+  model: str
+  corpus: pathlib.Path
+  experts: tuple[str, ...]
+  limit: int
+  rows: int
+
+
+def measured(asked: Asked, dtype: str) -> Iterator[Cost]:
+  """The cost of each storage on each text; products in `dtype`."""
+  model = loading.load(asked.model, param_dtype='float32')
+  check(model)
+  texts = {
+    domain: windows(
+      model,
+      corpus.read_documents(asked.corpus / f'{domain}.valid.txt.xz'),
+      asked.limit,
+    )
+    for domain in corpus.DOMAINS
+  }
+  storages = [storage.parse(name) for name in asked.experts]
+  attention = forward.best_attention(model.config, model.config.context)
+  yield from costs(model, texts, storages, attention, dtype, asked.rows)
 
 
 def check(model: loading.Loaded) -> None:

@@ -8,11 +8,17 @@ runs of its own with other prompts. On a GPU --new_tokens=32 --repeats=3 are
 done in a minute; see `prediction.compare` for what is compiled.
 """
 
-import functools
+from absl import flags
 
-from absl import app, flags
-
-from bevy_jax.experiments import ablation, configs, overrides, prediction
+from bevy_jax.experiments import (
+  ablation,
+  configs,
+  launcher,
+  outcome,
+  overrides,
+  prediction,
+  workdir,
+)
 
 PLATFORM = flags.DEFINE_string('platform', '', 'file:PATH of this machine.')
 MODEL = flags.DEFINE_string('model', 'demo', "'demo' or a model's directory.")
@@ -27,11 +33,12 @@ TOKENS = flags.DEFINE_integer('new_tokens', 48, 'Tokens a request.')
 REPEATS = flags.DEFINE_integer('repeats', 3, 'Runs on the device.')
 SET = flags.DEFINE_multi_string('set', [], 'FIELD=VALUE of the run or engine.')
 CSV = flags.DEFINE_string('csv', '', 'Where to write the rows.')
-REPORT = flags.DEFINE_string('report', '', 'Where to write them as JSON.')
 
 
-def build_config() -> configs.Decode:
-  """The runs on the device that the flags ask for."""
+def build_config() -> prediction.Asked:
+  """The runs on the device that the flags ask for, and what predicts them."""
+  if not PLATFORM.value:
+    raise ValueError('name the platform that calibrate wrote: file:PATH.')
   base = configs.Decode(
     model=MODEL.value,
     new_tokens=TOKENS.value,
@@ -42,36 +49,29 @@ def build_config() -> configs.Decode:
   base = overrides.replace(
     base, {'engine': overrides.replace(base.engine, engine)}
   )
-  return configs.assign(base, SET.value)
+  base = configs.assign(base, SET.value)
+  plan = prediction.Plan(
+    platform=PLATFORM.value,
+    caches=[float(cache) for cache in CACHES.value],
+    variants=base.variants(),
+    repeats=REPEATS.value,
+  )
+  return prediction.Asked(base, plan)
 
 
-def main(argv: list[str]) -> None:
-  """Prints the table, writes the CSV."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
-  try:
-    if not PLATFORM.value:
-      raise ValueError('name the platform that calibrate wrote: file:PATH.')
-    config = build_config()
-    plan = prediction.Plan(
-      platform=PLATFORM.value,
-      caches=[float(cache) for cache in CACHES.value],
-      variants=config.variants(),
-      repeats=REPEATS.value,
-    )
-    say = functools.partial(print, flush=True)
-    rows = list(prediction.compare(config, plan, say))
-    if CSV.value:
-      ablation.save(CSV.value, rows)
-    if REPORT.value:
-      prediction.save(REPORT.value, PLATFORM.value, rows)
-  except (ValueError, OSError) as error:
-    raise SystemExit(f'predict: {error}') from error
-  except KeyboardInterrupt:
-    raise SystemExit(130) from None
-  print(ablation.table(rows))
-  print(prediction.verdict(rows))
+def main(asked: prediction.Asked, place: workdir.Workdir) -> outcome.Outcome:
+  """Measures and predicts, writes the CSV."""
+  rows = []
+  for row in prediction.compare(asked.base, asked.plan, print):
+    rows.append(row)
+    place.note(row)
+  path = place.path(CSV.value, 'rows.csv')
+  if path:
+    ablation.save(path, rows)
+  report = prediction.report(asked.plan.platform, rows)
+  shown = ablation.table(rows), prediction.verdict(rows)
+  return outcome.Outcome(report, shown)
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config)

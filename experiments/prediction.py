@@ -1,10 +1,9 @@
 """What a simulated machine predicts, beside what the device took."""
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -36,6 +35,13 @@ class Plan(NamedTuple):
   caches: Sequence[float]
   variants: Sequence[tuple[str, str, str]]
   repeats: int = 3
+
+
+class Asked(NamedTuple):
+  """A comparison: the runs on the device, and what predicts them."""
+
+  base: configs.Decode
+  plan: Plan
 
 
 def compare(
@@ -113,10 +119,10 @@ def verdict(rows: Sequence[ablation.Row]) -> str:
   )
 
 
-def save(path: str, platform: str, rows: Sequence[ablation.Row]) -> None:
-  """Writes the table as JSON, with what a reader must know about it."""
+def report(platform: str, rows: Sequence[ablation.Row]) -> dict[str, Any]:
+  """The rows, with what a reader must know about them."""
   device = jax.devices()[0]
-  whole = {
+  return {
     'command': run.command(),
     'device': f'{device.platform}: {device.device_kind}',
     'versions': run.versions(),
@@ -124,9 +130,6 @@ def save(path: str, platform: str, rows: Sequence[ablation.Row]) -> None:
     'verdict': verdict(rows),
     'rows': rows,
   }
-  with open(path, 'w', encoding='utf-8') as file:
-    json.dump(whole, file, indent=1)
-    file.write('\n')
 
 
 def _predict(

@@ -3,9 +3,17 @@
 python -m bevy_jax.experiments.prefetch_cost --layers=48 --experts=128
 """
 
-from absl import app, flags
+from typing import Any
 
-from bevy_jax.experiments import load_cost
+from absl import flags
+
+from bevy_jax.experiments import (
+  ablation,
+  launcher,
+  load_cost,
+  outcome,
+  workdir,
+)
 from bevy_jax.offload import prefetch
 
 BAR = 100.0  # Microseconds of a decision.
@@ -18,30 +26,39 @@ ROUNDS = flags.DEFINE_integer('rounds', 3, 'The least of so many is shown.')
 PASSES = flags.DEFINE_integer('passes', 8, 'Tokens of each request.')
 
 
-def main(argv: list[str]) -> None:
-  """Prints a row for each prefetcher and whether all keep the bar."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
-  keys = LAYERS.value * EXPERTS.value
-  shape = load_cost.Shape(
+def build_config() -> load_cost.Shape:
+  """What is decoded."""
+  slots = int(CACHE.value * LAYERS.value * EXPERTS.value)
+  return load_cost.Shape(
     LAYERS.value,
     EXPERTS.value,
     TOP_K.value,
     ROWS.value,
-    int(CACHE.value * keys),
+    slots,
     PASSES.value,
   )
-  print(f'{keys} experts, {shape.slots} slots, microseconds of host time')
-  names = ['prefetcher', *load_cost.Sight._fields]
-  print(names[0].rjust(12), *(name.rjust(8) for name in names[1:]))
-  met = True
+
+
+def main(shape: load_cost.Shape, place: workdir.Workdir) -> outcome.Outcome:
+  """A row for each prefetcher, and whether all keep the bar."""
+  rows: list[dict[str, Any]] = []
   for name, rule in prefetch.PREFETCHERS.items():
     if rule.depth:
       cost = load_cost.sight(rule, shape, ROUNDS.value)
-      met &= cost.guess <= BAR
-      print(f'{name:>12} ' + ' '.join(f'{us:8.1f}' for us in cost))
-  print(f'guess <= {BAR:g}: met is {met}')
+      rows.append({'prefetcher': name} | load_cost.rounded(cost))
+      place.note(rows[-1])
+  met = all(row['guess'] <= BAR for row in rows)
+  keys = shape.layers * shape.experts
+  return outcome.Outcome(
+    {'rows': rows, 'met': met},
+    (
+      f'{keys} experts, {shape.slots} slots, microseconds of host time',
+      ablation.table(rows),
+      f'guess <= {BAR:g}: met is {met}',
+    ),
+    outcome.judged(met),
+  )
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config, device=False)

@@ -4,16 +4,20 @@ python -m bevy_jax.experiments.replay --trace=bundled --platform=rtx4090 \\
   --model_shape=qwen3-30b-a3b:int4 --compare=lockstep:lru,runahead:reuse
 """
 
-import pathlib
 from typing import Any
 
-import rich.console
-from absl import app, flags
+from absl import flags
 
 from bevy_jax import config as config_lib
 from bevy_jax import platforms, shapes
 from bevy_jax import report as report_lib
-from bevy_jax.experiments import overrides, simulation
+from bevy_jax.experiments import (
+  launcher,
+  outcome,
+  overrides,
+  simulation,
+  workdir,
+)
 
 TRACE = flags.DEFINE_string(
   'trace', 'bundled', "A routing trace, 'bundled', or synthetic zipf[:POWER]."
@@ -47,7 +51,6 @@ TOKENS = flags.DEFINE_integer('tokens', 0, 'Tokens a request in all; 0: all.')
 LINK = flags.DEFINE_string('link', '', 'throttled:GB_PER_S[:LATENCY_US].')
 PRIORITY = flags.DEFINE_bool('priority', False, 'Demand overtakes prefetches.')
 BOUNDS = flags.DEFINE_bool('bounds', True, 'Whether bounds are computed too.')
-REPORT = flags.DEFINE_string('report', '', 'Where to write report.json.')
 TIMELINE = flags.DEFINE_string('timeline', '', 'For Perfetto: RUN.json.gz.')
 
 _PLAIN = (TRACE, PLATFORM, SHAPE, EXPERT_MB, LAYER_MB, HEAD_MB, REQUESTS,
@@ -67,23 +70,14 @@ def build_config() -> simulation.Replay:
   )
 
 
-def main(argv: list[str]) -> None:
-  """Runs it; what is wrong with the input is one paragraph."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
-  console = rich.console.Console(highlight=False)
-  try:
-    for path in (REPORT.value, TIMELINE.value):
-      if not pathlib.Path(path or '.').resolve().parent.is_dir():
-        raise ValueError(f'{path}: make its folder first.')
-    runs = simulation.main(build_config(), console.print, TIMELINE.value)
-    reports = [r.report for r in runs]
-    if REPORT.value:
-      report_lib.save(REPORT.value, reports)
-  except (ValueError, OSError) as error:
-    raise SystemExit(f'replay: {error}') from error
-  console.print(report_lib.table(reports), reports[0]['note'], sep='\n')
+def main(asked: simulation.Replay, place: workdir.Workdir) -> outcome.Outcome:
+  """Replays every variant."""
+  del place  # Nothing is written but what all launchers write.
+  runs = simulation.main(asked, print, TIMELINE.value)
+  reports = [run.report for run in runs]
+  shown = report_lib.table(reports), reports[0]['note']
+  return outcome.Outcome(report_lib.whole(reports), shown)
 
 
 if __name__ == '__main__':
-  app.run(main)
+  launcher.run(main, build_config, device=False)

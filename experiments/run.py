@@ -250,10 +250,11 @@ def _context(
 def device() -> str:
   """The device and the host's processors in words."""
   found = jax.devices()[0]
-  return f'{found.platform}: {found.device_kind}, {_host()}'
+  return f'{found.platform}: {found.device_kind}, {host()}'
 
 
-def _host() -> str:
+def host() -> str:
+  """The host's processors in words; takes no accelerator."""
   try:
     with open('/proc/cpuinfo', encoding='utf-8') as file:
       models = [x.split(':')[1].strip() for x in file if 'model name' in x]

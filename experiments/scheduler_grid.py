@@ -1,14 +1,9 @@
-"""Runs a grid of simulated cells on several processes, resumable."""
+"""Runs a grid of simulated cells, and says its tables; it goes on."""
 
-import collections
-import concurrent.futures
-import csv
 import functools
-import gc
-import multiprocessing
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bevy_jax import bounds, costs, events, synthetic
@@ -16,9 +11,16 @@ from bevy_jax import config as config_lib
 from bevy_jax import shapes as shapes_lib
 from bevy_jax import trace as trace_lib
 from bevy_jax import window as window_lib
-from bevy_jax.experiments import grid_plots, grid_tables, grids, simulation
+from bevy_jax.experiments import (
+  grid_plots,
+  grid_tables,
+  grids,
+  outcome,
+  simulation,
+  sweep,
+)
 
-Row = dict[str, str | int | float]
+Row = sweep.Row
 _KEY = (
   'trace', 'first', 'skip', 'tokens', 'platform', 'form', 'requests', 'cache',
   'scheduler', 'eviction', 'prefetch',
@@ -31,30 +33,48 @@ _FIGURES = (
 )  # fmt: skip
 COLUMNS = _KEY + _FIGURES
 _TEXTS = ('trace', 'platform', 'form', 'scheduler', 'eviction', 'prefetch')
+FORM = sweep.Form(COLUMNS, _KEY[: _KEY.index('scheduler')], _TEXTS)
 _SYNTHETIC = 96  # Requests of a synthetic trace, those that do not decode too.
 
 
-def main(
-  grid: grids.Grid,
-  path: str,
-  jobs: int,
-  redo: Sequence[str],
-  say: Callable[[str], None],
-) -> None:
-  """Runs a grid, says its tables, draws its maps beside the CSV."""
-  for name in redo:
-    config_lib.choose('scheduler', name, config_lib.SCHEDULERS)
-  place = pathlib.Path(path)
-  if not place.resolve().parent.is_dir():
-    raise ValueError(f'{path}: make its folder first.')
-  rows = run(grid, place, say, jobs=jobs, redo=redo)
-  grid_tables.report(rows, say)
-  maps = grid_plots.save(rows, place.resolve().parent)
-  say(f'\nrows: {path}')
+def main(grid: grids.Grid, how: sweep.How) -> outcome.Outcome:
+  """Runs a grid, draws its maps beside the CSV; its tables are shown."""
+  rows = run(grid, how)
+  how.say(f'rows: {how.path}')
+  maps = grid_plots.save(rows, pathlib.Path(how.path).resolve().parent)
   if not maps:
-    say('no heat maps: matplotlib is not installed (the extra `plot`)')
+    how.say('no heat maps: matplotlib is not installed (the extra `plot`)')
   for found in maps:
-    say(f'map: {found.name}')
+    how.say(f'map: {found.name}')
+  lines: list[str] = []
+  grid_tables.report(rows, lines.append)
+  return outcome.Outcome({'rows': rows}, tuple(lines))
+
+
+def run(grid: grids.Grid, how: sweep.How) -> list[Row]:
+  """Every row of a grid; it goes on with what the CSV has already.
+
+  `how.say` hears of cells that the trace is too short for, too.
+
+  Args:
+    grid: what to run.
+    how: who runs it; its path is the CSV.
+  """
+  for name in how.redo:
+    config_lib.choose('scheduler', name, config_lib.SCHEDULERS)
+  known = FORM.load(pathlib.Path(how.path))
+  known = [row for row in known if row['scheduler'] not in how.redo]
+  tasks = [
+    sweep.Task(
+      (grid, cell), FORM.where(_key(grid, cell, grids.LOCKSTEP)),
+      f'{pathlib.Path(cell.trace).name} {cell.platform} {cell.form} '
+      f'{cell.requests} x {cell.cache}',
+      4 + cell.requests,
+    )
+    for cell in grid.cells
+    if _fits(grid, cell, how.say)
+  ]  # fmt: skip
+  return sweep.run(tasks, run_cell, FORM, how, known)
 
 
 def run_cell(
@@ -210,87 +230,7 @@ def _headroom(
   return round(window.tokens(ran.log) / (took * 1e-9), 4)
 
 
-# Files and processes.
-
-
-def load(path: pathlib.Path, redo: Sequence[str] = ()) -> list[Row]:
-  """Rows of an earlier run; a line that was cut off is left out.
-
-  Args:
-    path: where; nothing may lie there.
-    redo: schedulers whose rows are forgotten.
-
-  Raises:
-    ValueError: the file has other columns.
-  """
-  if not path.exists():
-    return []
-  with path.open(encoding='utf-8', newline='') as file:
-    reader = csv.DictReader(file)
-    if tuple(reader.fieldnames or ()) != COLUMNS:
-      raise ValueError(
-        f'{path} has not the columns of this grid; name another file.'
-      )
-    rows = [row for row in reader if all(row[name] for name in COLUMNS)]
-  return [
-    {n: v if n in _TEXTS else _number(v) for n, v in row.items()}
-    for row in rows
-    if row['scheduler'] not in redo
-  ]
-
-
-def run(
-  grid: grids.Grid,
-  path: pathlib.Path,
-  say: Callable[[str], None],
-  *,
-  jobs: int = 2,
-  redo: Sequence[str] = (),
-) -> list[Row]:
-  """Every row of a grid, those that the file has already first.
-
-  The file is written cell by cell, so a run that was stopped goes on where
-  it was. `say` hears of each cell, of the time left, and of cells that the
-  trace is too short for.
-
-  Args:
-    grid: what to run.
-    path: the CSV.
-    say: prints a line.
-    jobs: processes; 1 for none beside this one.
-    redo: schedulers to run again.
-  """
-  rows = load(path, redo)
-  _write(path, rows, 'w')
-  known = collections.defaultdict(list)
-  for row in rows:
-    known[_place(row)].append(row)
-  cells = [cell for cell in grid.cells if _fits(grid, cell, say)]
-  tasks = [
-    (grid, cell, known[_place(_key(grid, cell, grids.LOCKSTEP))])
-    for cell in cells
-  ]
-  found = list(rows)
-  clock = _Clock(cells, say)
-  for cell, new in _each(tasks, jobs):
-    _write(path, new, 'a')
-    found += new
-    clock.done(cell, len(new))
-  wanted = {_place(_key(grid, cell, grids.LOCKSTEP)) for cell in cells}
-  return [row for row in found if _place(row) in wanted]
-
-
-def _place(row: Mapping[str, Any]) -> tuple[str, ...]:
-  """A row's cell; numbers as the file has them, 8 or 8.0."""
-  place = _KEY[: _KEY.index('scheduler')]
-  return tuple(
-    row[name] if name in _TEXTS else repr(float(row[name])) for name in place
-  )
-
-
-def _fits(
-  grid: grids.Grid, cell: grids.Cell, say: Callable[[str], None]
-) -> bool:
+def _fits(grid: grids.Grid, cell: grids.Cell, say: sweep.Say) -> bool:
   try:
     _trace(cell.trace, grid.first + cell.requests, grid.tokens)
   except ValueError as error:
@@ -299,65 +239,3 @@ def _fits(
     say(f'left out: {cell} ({error})')
     return False
   return True
-
-
-def _each(
-  tasks: Sequence[tuple[grids.Grid, grids.Cell, list[Row]]], jobs: int
-) -> Iterator[tuple[grids.Cell, list[Row]]]:
-  """Cells as they end."""
-  if jobs == 1:
-    for task in tasks:
-      yield task[1], run_cell(*task)
-    return
-  context = multiprocessing.get_context('spawn')
-  # A log is many small objects without a cycle: to look for one takes time.
-  with concurrent.futures.ProcessPoolExecutor(
-    jobs, mp_context=context, initializer=gc.disable
-  ) as pool:
-    futures = {pool.submit(run_cell, *task): task[1] for task in tasks}
-    try:
-      for future in concurrent.futures.as_completed(futures):
-        yield futures[future], future.result()
-    finally:
-      pool.shutdown(cancel_futures=True)
-
-
-def _write(path: pathlib.Path, rows: Sequence[Row], mode: str) -> None:
-  with path.open(mode, encoding='utf-8', newline='') as file:
-    writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-    if mode == 'w':
-      writer.writeheader()
-    writer.writerows(rows)
-
-
-class _Clock:
-  """Says how far a grid is; a cell counts as it has launches to simulate."""
-
-  def __init__(self, cells: Sequence[grids.Cell], say: Callable[[str], None]):
-    self._begun, self._say = time.monotonic(), say
-    self._total = sum(4 + cell.requests for cell in cells)
-    self._left, self._count, self._of = self._total, 0, len(cells)
-    self._skipped = 0
-
-  def done(self, cell: grids.Cell, rows: int) -> None:
-    """A cell has ended, with so many new rows."""
-    weight = 4 + cell.requests
-    self._left -= weight
-    self._count += 1
-    if not rows:
-      self._skipped += weight
-      return
-    took = time.monotonic() - self._begun
-    did = self._total - self._left - self._skipped
-    left = took * self._left / did
-    place = f'{cell.platform} {cell.form} {cell.requests} x {cell.cache}'
-    self._say(
-      f'{self._count}/{self._of} {pathlib.Path(cell.trace).name} {place}: '
-      f'{rows} runs, {took / 60:.1f} min, about {left / 60:.1f} left'
-    )
-
-
-def _number(text: str) -> int | float:
-  """As it was written: a whole number stays one."""
-  value = float(text)
-  return int(value) if value.is_integer() else value

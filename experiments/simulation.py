@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -101,6 +102,9 @@ class Replay:
         f'model_shape is {self.model_shape!r} and expert_mb {self.expert_mb}; '
         'give exactly one of them, to say how large an expert is.'
       )
+    if self.model_shape:
+      shapes.parse(self.model_shape)
+    _linked(platforms.find(self.platform), self.link)
     self.variants()
     # Ranges of what an engine has are checked where an engine is described.
     config_lib.EngineConfig(
@@ -313,6 +317,8 @@ def main(
 
   `picture` is the path of a timeline of each, empty for none.
   """
+  if not pathlib.Path(picture or '.').resolve().parent.is_dir():
+    raise ValueError(f'{picture}: make its folder first.')
   found = []
   simulation = Simulation(config)
   for variant in config.variants():

@@ -7,21 +7,22 @@ import logging
 import pathlib
 
 import jax
-from absl import app, flags
+from absl import flags
 from rich import logging as rich_logging
 
 from bevy_jax.experiments import (
+  ablation,
   demo_model,
   forward,
+  launcher,
+  outcome,
   overrides,
   train_loop,
+  workdir,
 )
 
 CORPUS = flags.DEFINE_string(
   'corpus', None, 'Has {books,python}.{train,valid}.txt.xz.', required=True
-)
-WORK = flags.DEFINE_string(
-  'work', 'runs/demo', 'Folder of checkpoints, tokens and metrics.'
 )
 TARGET = flags.DEFINE_string(
   'target', 'bevy_jax/demo', 'Folder for the Hugging Face directory.'
@@ -47,11 +48,11 @@ SET = flags.DEFINE_multi_string(
 )
 
 
-def build_job() -> train_loop.Job:
+def build_config() -> train_loop.Job:
   """The flags as one job; ValueError says what ails."""
   job = train_loop.Job(
     corpus=pathlib.Path(CORPUS.value),
-    work=pathlib.Path(WORK.value),
+    work=pathlib.Path(launcher.WORKDIR.value),
     target=pathlib.Path(TARGET.value),
     tokenizer=pathlib.Path(TOKENIZER.value),
     model=demo_model.CONFIGS[MODEL.value](),
@@ -64,25 +65,24 @@ def build_job() -> train_loop.Job:
   return overrides.apply(job, [f'train.attention={kind}'])
 
 
-def main(argv: list[str]) -> None:
+def main(job: train_loop.Job, place: workdir.Workdir) -> outcome.Outcome:
   """One stretch: train, save, judge, export, show samples."""
-  if len(argv) > 1:
-    raise app.UsageError(f'not a flag: {argv[1:]}')
   handler = rich_logging.RichHandler(show_path=False, show_level=False)
   logging.basicConfig(
     level=logging.INFO, format='%(message)s', force=True, handlers=[handler]
   )
   logging.getLogger('absl').setLevel(logging.WARNING)
-  cache = pathlib.Path(WORK.value).absolute() / 'compiled'
+  cache = job.work.absolute() / 'compiled'
   jax.config.update('jax_compilation_cache_dir', str(cache))
-  try:
-    run = train_loop.Run(build_job())
-  except ValueError as error:
-    raise SystemExit(f'train_demo: {error}') from error
-  run.finish(run.train())
+  run = train_loop.Run(job)
+  metrics = run.finish(run.train())
+  place.note({k: metrics[k] for k in ('step', 'finished', 'tokens_seen')})
   if SAMPLES.value:
     run.samples(SAMPLES.value)
+  rows = [{'text': name} | told for name, told in metrics['texts'].items()]
+  return outcome.Outcome(metrics, (ablation.table(rows),))
 
 
 if __name__ == '__main__':
-  app.run(main)
+  flags.set_default(launcher.WORKDIR, 'runs/demo')
+  launcher.run(main, build_config, resumable=True)

@@ -5,6 +5,7 @@ import json
 import logging
 import pathlib
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -140,7 +141,7 @@ class Run:
       self._save(step, state)
     return step >= total
 
-  def finish(self, done: bool) -> dict[str, object]:
+  def finish(self, done: bool) -> dict[str, Any]:
     """Exports the weights in bfloat16 and judges them as exported."""
     job = self.job
     demo_model.export(job.model, self.state.weights, job.target, job.shards)
@@ -157,7 +158,7 @@ class Run:
     )
     seen = self.state.seen.tolist()
     epochs = self.order.epochs(seen)
-    metrics: dict[str, object] = {
+    metrics: dict[str, Any] = {
       'finished': done,
       'step': int(self.state.step),
       'total_steps': int(self.state.total),

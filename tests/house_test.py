@@ -51,6 +51,12 @@ PROJECTS = {
   'ml_dtypes': 'jaxlib',  # which always brings it
   'orbax': 'orbax-checkpoint',
 }
+# What all launchers share; no other file but a launcher sees a flag.
+ALL_LAUNCHERS = (
+  'experiments/launcher.py',
+  'experiments/flag_help.py',
+  'experiments/sweep_flags.py',
+)
 MAX_FILE = 400
 MAX_LAUNCHER = 89
 MAX_FUNCTION = 60
@@ -154,7 +160,7 @@ def _unhinted(function: Function, method: bool) -> list[str]:
 
 
 def _calls(path: str, attribute: str) -> bool:
-  """Whether the file calls `app.run` and its like, given as 'app.run'."""
+  """Whether the file calls a function of a module, such as 'launcher.run'."""
   owner, name = attribute.split('.')
   return any(
     isinstance(n, ast.Call)
@@ -230,15 +236,18 @@ class SourceTest(parameterized.TestCase):
   @parameterized.named_parameters(*_each(_sources()))
   def test_flags_only_in_launchers(self, path):
     flags = [n for n in _imports(path) if n in ('absl.flags', 'absl.app')]
-    if flags and not _calls(path, 'app.run'):
-      self.fail(f'{path} is no launcher (no app.run) and imports {flags}.')
+    launcher = _calls(path, 'launcher.run')
+    if flags and not launcher and path not in ALL_LAUNCHERS:
+      self.fail(f'{path} is no launcher (launcher.run) and imports {flags}.')
     if flags:
       self.assertEqual(_folder(path), 'experiments', f'{path}: {flags}')
+    if launcher:
+      self.assertNotIn('absl.app', flags, f'{path}: leave it to launcher.run')
 
   @parameterized.named_parameters(*_each(_sources()))
   def test_sizes(self, path):
     lines = len(_text(path).splitlines())
-    limit = MAX_LAUNCHER if _calls(path, 'app.run') else MAX_FILE
+    limit = MAX_LAUNCHER if _calls(path, 'launcher.run') else MAX_FILE
     self.assertLessEqual(lines, limit, f'{path} is too long: split it.')
     for f in _functions(path):
       length = (f.end_lineno or f.lineno) - f.lineno + 1

@@ -73,6 +73,7 @@ class RunTest(parameterized.TestCase):
     ids = [[r['id'] for r in some] for some in (leave, come)]
     self.assertCountEqual(*ids)
     self.assertLen(set(ids[0]), len(leave))
+    self.assertTrue(all(isinstance(i, int) for i in ids[0]), 'no arrow shows')
     for arrows, track in ((leave, 2), (come, 1)):
       slices = _of(records, 'X', track=track)
       for arrow in arrows:

@@ -3,12 +3,13 @@
 import csv
 import pathlib
 import tempfile
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
 
 from bevy_jax import replay, trace
-from bevy_jax.experiments import ablation, fit_reuse, load_cost
+from bevy_jax.experiments import ablation, configs, fit_reuse, load_cost, run
 from bevy_jax.offload import eviction, prefetch
 
 
@@ -126,6 +127,17 @@ class AblationTest(absltest.TestCase):
     first = ablation.summary(rows)[0]
     self.assertEqual(first['eviction'], 'reuse')
     self.assertAlmostEqual(first['to_belady'], np.mean(ratios), places=3)
+
+
+class InterruptedTest(absltest.TestCase):
+  def test_a_run_that_was_stopped_is_no_row(self):
+    """Seen to fail with its report taken for one."""
+    stopped = run.Run({}, [], [], True)
+    with mock.patch.object(run, 'Bench') as bench:
+      bench.return_value.run.return_value = stopped
+      grid = ablation.Grid(['lru'], [0.5], [2])
+      with self.assertRaises(KeyboardInterrupt):
+        list(ablation.measured(configs.plain(), grid, lambda words: None))
 
 
 class CostTest(absltest.TestCase):

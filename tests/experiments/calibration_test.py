@@ -89,7 +89,12 @@ class CalibrateTest(parameterized.TestCase):
     given |= change
     config = config_lib.EngineConfig(link=given['link'])
     with self.assertRaisesRegex(ValueError, message):
-      calibration.main('demo', given['shape'], config, given['out'])
+      calibration.main(
+        calibration.Asked(
+          model='demo', shape=tuple(given['shape']), engine=config
+        ),
+        given['out'],
+      )
 
 
 if __name__ == '__main__':

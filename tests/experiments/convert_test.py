@@ -33,9 +33,8 @@ KILLED_AFTER = 3  # of 8 experts
 # The launcher itself, killed by the kernel at a known place.
 _KILLED = f"""
 import os, signal, sys
-from absl import app
 from bevy_jax import conversion
-from bevy_jax.experiments import convert
+from bevy_jax.experiments import convert, launcher
 real = conversion.convert
 def killed(source, target, progress, storage):
   def report(done, total):
@@ -43,7 +42,7 @@ def killed(source, target, progress, storage):
       os.kill(os.getpid(), signal.SIGKILL)
   return real(source, target, report, storage)
 conversion.convert = killed
-app.run(convert.main)
+launcher.run(convert.main, convert.build_config)
 """
 
 
@@ -99,7 +98,7 @@ class ConvertTest(parameterized.TestCase):
     (self.source / 'model.safetensors').unlink()
     done = self.run_python('-m', 'bevy_jax.experiments.convert')
     self.assertEqual(done.returncode, 1)
-    self.assertIn('error: ', done.stderr)
+    self.assertStartsWith(done.stderr, 'convert: ')
     self.assertNotIn('Traceback', done.stderr)
     self.assertFalse(self.target.exists())
 

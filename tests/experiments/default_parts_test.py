@@ -6,7 +6,7 @@ import tempfile
 
 from absl.testing import absltest
 
-from bevy_jax.experiments import default_parts
+from bevy_jax.experiments import default_parts, sweep
 
 
 class DefaultPartsTest(absltest.TestCase):
@@ -15,7 +15,11 @@ class DefaultPartsTest(absltest.TestCase):
     heard: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder) / 'rows.csv'
-      rows = default_parts.main('', 0, str(path), True, heard.append)
+      how = sweep.How(path=str(path), resume=True, say=heard.append)
+      found = default_parts.main(default_parts.Parts(quick=True), how)
+      rows = found.report['rows']
+      again = default_parts.main(default_parts.Parts(quick=True), how)
+      self.assertEqual(again.report['rows'], rows)
       with path.open(encoding='utf-8', newline='') as file:
         self.assertLen(list(csv.DictReader(file)), len(rows))
     by = {row['part']: row for row in rows}
@@ -26,11 +30,13 @@ class DefaultPartsTest(absltest.TestCase):
     self.assertGreater(by['lag unbounded']['max_lag'], 1)
     self.assertNotEqual(by['no prefetch']['of_whole'], 1)
     for name in default_parts.PARTS:
-      self.assertIn(name, heard[-1])
+      self.assertIn(name, found.shown[0])
+    self.assertLen(heard, 1)  # The second time nothing ran.
 
   def test_a_folder_that_is_not_there(self):
     with self.assertRaisesRegex(ValueError, 'make its folder'):
-      default_parts.main('', 0, '/nowhere/at/all.csv', True)
+      how = sweep.How(path='/nowhere/at/all.csv')
+      default_parts.main(default_parts.Parts(quick=True), how)
 
 
 if __name__ == '__main__':

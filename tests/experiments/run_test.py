@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from absl.testing import absltest, parameterized
 
 from bevy_jax import config as config_lib
 from bevy_jax import events, trace
-from bevy_jax.experiments import configs
+from bevy_jax.experiments import configs, outcome
 
 _REFUSED = (
   ('--cache=2', 'at least 4 slots'),
@@ -126,7 +127,8 @@ class DecodeTest(parameterized.TestCase):
   @parameterized.parameters(*_REFUSED)
   def test_refuses_in_one_paragraph(self, flag, message):
     code, said = _refusals()[flag]
-    self.assertEqual(code, 1)
+    # Told from flags alone it is asked wrongly, else a failure.
+    self.assertIn(code, (outcome.USAGE, outcome.FAILED))
     self.assertIn(message, said)
     self.assertNotIn('Traceback', said)
 
@@ -166,7 +168,11 @@ class DecodeTest(parameterized.TestCase):
     done = _launch(
       'bench', '--pairs=1', '--new_tokens=20', '--requests=2', '--cache=0.25'
     )
-    self.assertEqual(done.returncode, 0, done.stderr)
+    # One pair of a few tokens need not reach the bar.
+    met = re.search(r'met: (True|False)', done.stdout)
+    assert met is not None, done.stderr
+    code = outcome.judged(met[1] == 'True')
+    self.assertEqual(done.returncode, code, done.stderr)
     for word in ('share_s', 'bar', 'ratio', 'host_us_a_launch'):
       self.assertIn(word, done.stdout)
 

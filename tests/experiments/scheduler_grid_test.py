@@ -10,7 +10,7 @@ import tempfile
 from absl.testing import absltest, parameterized
 
 from bevy_jax import config as config_lib
-from bevy_jax.experiments import grids, scheduler_grid, simulation
+from bevy_jax.experiments import grids, scheduler_grid, simulation, sweep
 
 _CELL = grids.Cell('bundled', 'rtx5090', 'int4', 3, 0.5)
 
@@ -169,9 +169,10 @@ class RunTest(absltest.TestCase):
 
   def _run(self, **how: object) -> list[scheduler_grid.Row]:
     cells = (_CELL, _CELL._replace(cache=0.25))
-    return scheduler_grid.run(
-      _grid(cells=cells), self.path, self.heard.append, jobs=1, **how
-    )
+    return scheduler_grid.run(_grid(cells=cells), self._how(**how))
+
+  def _how(self, **how: object) -> sweep.How:
+    return sweep.How(path=str(self.path), say=self.heard.append, **how)
 
   def test_it_goes_on_where_it_was_stopped(self):
     """Seen to fail, all run again, with the place of a row as text."""
@@ -197,20 +198,16 @@ class RunTest(absltest.TestCase):
     ours = sum(row['scheduler'] == 'runahead' for row in whole)
     self.assertIn(f': {ours // 2} runs', self.heard[-1])
     with self.assertRaisesRegex(ValueError, "did you mean 'runahead'"):
-      scheduler_grid.main(
-        _grid(), str(self.path), 1, ['runaheat'], self.heard.append
-      )
+      scheduler_grid.main(_grid(), self._how(redo=['runaheat']))
 
   def test_a_trace_that_is_too_short_leaves_cells_out(self):
     cells = (_CELL._replace(requests=13),)
     grid = _grid(cells=cells)
-    self.assertEmpty(
-      scheduler_grid.run(grid, self.path, self.heard.append, jobs=1)
-    )
+    self.assertEmpty(scheduler_grid.run(grid, self._how()))
     self.assertIn('16 requests, 17 are needed', self.heard[0])
     missing = _grid(cells=(_CELL._replace(trace='nowhere.npz'),))
     with self.assertRaisesRegex(ValueError, 'nowhere.npz'):
-      scheduler_grid.run(missing, self.path, self.heard.append, jobs=1)
+      scheduler_grid.run(missing, self._how())
 
   def test_another_file_is_not_written_over(self):
     self.path.write_text('a,b\n1,2\n')

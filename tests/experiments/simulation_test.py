@@ -194,7 +194,7 @@ class LauncherTest(absltest.TestCase):
 
   def test_what_is_wrong_is_one_paragraph(self):
     ran = _launch('--trace=bundled')
-    self.assertEqual(ran.returncode, 1)
+    self.assertEqual(ran.returncode, 2)
     self.assertStartsWith(ran.stderr, "replay: model_shape is ''")
     self.assertNotIn('Traceback', ran.stderr)
 

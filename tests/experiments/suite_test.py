@@ -16,6 +16,7 @@ from bevy_jax.experiments import (
   cell_job,
   cell_run,
   cells,
+  overrides,
   suite,
   suite_table,
 )
@@ -90,8 +91,11 @@ class SuiteTest(absltest.TestCase):
     self.assertEmpty(late.rows)
 
   def test_the_job_shows_what_is_there(self):
-    cell_job.run(_SUITE, _OPTIONS, ['context=20'], str(self.path), limit_s=1e9)
-    self.assertLen(suite.load(self.path), 2)
+    options = overrides.apply(_OPTIONS, ['context=20'])
+    asked = cell_job.Asked(_SUITE, options)
+    found = cell_job.run(asked, str(self.path), limit_s=1e9)
+    self.assertEqual(found.report['rows'], suite.load(self.path))
+    self.assertLen(found.report['rows'], 2)
     lines = suite_table.lines(self.rows)
     self.assertIn('synthetic: zipf: runahead over lockstep', lines[0])
     self.assertLen(suite_table.table(self.rows).rows, 6)

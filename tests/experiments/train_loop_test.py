@@ -147,7 +147,7 @@ class TrainLoopTest(absltest.TestCase):
     command = [sys.executable, '-c', _CHILD, '|'.join(sys.path)]
     command += [f'--corpus={self.folder}', '--model=micro', '--steps=12']
     command += [f'--tokenizer={self.folder}/tokenizer.json', '--samples=0']
-    command += [f'--work={self.folder}/killed']
+    command += [f'--workdir={self.folder}/killed']
     command += [f'--target={self.folder}/killed/model']
     for change in ('batch=4', 'window=32', 'warmup=4'):
       command.append(f'--set=train.{change}')
