@@ -1,13 +1,11 @@
 """How the project's figures look, and the files they become."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-# The article's results, as lines to compare with.
-LLAMA, PREFETCH = 3.46, 1.55
 
 # Figures are looked at beside each other: who is who is told by the colour,
 # and by a marker and a dash for those who do not see colours.
@@ -86,6 +84,13 @@ def level(axes: Any, at: float, words: str) -> None:
   )  # fmt: skip
 
 
+def by_requests(axes: Any, requests: Sequence[int]) -> None:
+  """The lower axis: how many requests decode at once, each twice the last."""
+  axes.set_xscale('log', base=2)
+  axes.set_xticks(list(requests), [str(each) for each in requests])
+  axes.set_xlabel('requests at once')
+
+
 def by_cache(axes: Any) -> None:
   """The lower axis: how much of the experts is resident."""
   axes.set_xlabel('cache (% of all experts)')
@@ -102,3 +107,16 @@ def save(made: Any, folder: pathlib.Path, name: str) -> list[pathlib.Path]:
     made.savefig(paths[0], dpi=DPI, metadata={'Software': None})
     made.savefig(paths[1], metadata={'Date': None, 'Creator': None})
   return paths
+
+
+def legend(made: Any, axes: Any) -> None:
+  """One key for all panels, beneath them, of what the first one shows."""
+  handles, labels = axes.get_legend_handles_labels()
+  columns = min(len(labels), 5)
+  made.legend(handles, labels, loc='outside lower center', ncols=columns)
+
+
+def plain_ticks(axes: Any, values: Sequence[float]) -> None:
+  """Ticks of a logarithmic upright axis, as plain numbers."""
+  axes.set_yticks(list(values), [f'{value:g}' for value in values])
+  axes.set_yticks([], minor=True)
