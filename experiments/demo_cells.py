@@ -27,7 +27,8 @@ class Settings:
   Attributes:
     rows: requests that can decode at once; cells have fewer or as many.
     link: slow enough that it matters beside this model.
-    new_tokens: of every request.
+    tokens: of all requests of a cell together, and so
+    new_tokens: of every request, at least and at most.
     warmup: of these, before the measured window.
     temperature: texts that differ, though there are few prompts.
     seed: request n draws with seed + n.
@@ -35,8 +36,9 @@ class Settings:
 
   rows: int = 64
   link: str = 'throttled:0.17'
-  new_tokens: int = 16
-  warmup: int = 4
+  tokens: int = 192
+  new_tokens: tuple[int, int] = (8, 32)
+  warmup: int = 3
   temperature: float = 0.7
   seed: int = 0
 
@@ -59,9 +61,15 @@ def measure(key: study.Row, settings: Settings) -> study.Row:
   llm = bench.llm
   shape = llm.model.config
   bench.set_cache(key['cache'] or shape.num_experts)
+  least, most = settings.new_tokens
+  each = min(most, max(least, settings.tokens // key['requests']))
+  own = [
+    dataclasses.replace(request, new_tokens=each)
+    for request in requests[: key['requests']]
+  ]
   engine = llm.engine(key['scheduler'], key['eviction'], key['prefetch'])
   with interrupt.Interrupt() as stop:
-    for _ in llm.run(engine, requests[: key['requests']]):
+    for _ in llm.run(engine, own):
       if stop.asked:
         break
   if stop.asked:
@@ -96,7 +104,7 @@ def _open(settings: Settings) -> _Open:
           warmup=settings.warmup,
         ),
         prompts=str(path),
-        new_tokens=settings.new_tokens,
+        new_tokens=settings.new_tokens[1],
         temperature=settings.temperature,
         seed=settings.seed,
         ignore_eos=True,

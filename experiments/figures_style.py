@@ -113,10 +113,24 @@ def legend(made: Any, axes: Any) -> None:
   """One key for all panels, beneath them, of what the first one shows."""
   handles, labels = axes.get_legend_handles_labels()
   columns = min(len(labels), 5)
-  made.legend(handles, labels, loc='outside lower center', ncols=columns)
+  made.legend(
+    handles, labels, loc='outside lower center', ncols=columns, frameon=False
+  )
 
 
 def plain_ticks(axes: Any, values: Sequence[float]) -> None:
   """Ticks of a logarithmic upright axis, as plain numbers."""
   axes.set_yticks(list(values), [f'{value:g}' for value in values])
   axes.set_yticks([], minor=True)
+
+
+def log_speed(axes: Any) -> None:
+  """An upright axis of speeds, each step a factor, its ticks plain numbers."""
+  import matplotlib.ticker
+
+  axes.set_yscale('log')
+  for place, steps in (('major', (1, 2, 5)), ('minor', (1, 2, 3, 5, 7))):
+    locator = matplotlib.ticker.LogLocator(10, steps)
+    getattr(axes.yaxis, f'set_{place}_locator')(locator)
+  axes.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter('%g'))
+  axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())

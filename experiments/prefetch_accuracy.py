@@ -71,7 +71,7 @@ class Config:
   evictions: tuple[str, ...] = ('lru', 'reuse')
   ahead: int = 8
   demo: demo_cells.Settings | None = demo_cells.DEFAULT
-  demo_caches: tuple[float, ...] = (0.125, 0.25, 0.5, 0.75)
+  demo_caches: tuple[float, ...] = (0.125, 0.375, 0.75)
   demo_predictors: tuple[str, ...] = (
     'popularity', 'transition', 'history', 'mixture', 'next_gate',
   )  # fmt: skip
@@ -84,7 +84,7 @@ def make(config: Config) -> study.Study:
     sweep.Task(
       dict(zip(_KEY, ('trace', config.requests, cache, eviction, name),
                strict=True)),
-      functools.partial(see, config=config), 1.2,
+      functools.partial(see, config=config), 0.8,
     )
     for eviction in config.evictions
     for name in config.predictors

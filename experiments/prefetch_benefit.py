@@ -166,7 +166,7 @@ def _draw(rows: Sequence[study.Row]) -> Any:
   for row in rows:
     if not row['cache']:
       figures_style.level(speeds, row['tokens_per_s'], 'no cache')
-  speeds.set_yscale('log')
+  figures_style.log_speed(speeds)
   speeds.set_ylabel('decoded tokens/s')
   for name, by_cache in benefits(rows).items():
     _line(gain, by_cache, looks[name])

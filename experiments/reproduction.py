@@ -24,7 +24,7 @@ from bevy_jax.experiments import (
 )
 
 _TITLE = 'Bevy-JAX: the figures of the article'
-_TINY = simulated_cells.Settings(skip=3, tokens=8)
+_TINY = simulated_cells.Settings(skip=1, tokens=4)
 
 
 class Experiment(NamedTuple):
@@ -66,7 +66,7 @@ EXPERIMENTS = {
     throughput.make,
     throughput.Config(),
     throughput.Config(
-      base=_TINY, places=('rtx4090',), requests=(1, 2), caches=(0.25, 0.75),
+      base=_TINY, places=('rtx4090',), requests=(2, 17), caches=(0.25,),
       demo=None,
     ),
   ),
@@ -79,7 +79,8 @@ EXPERIMENTS = {
     stall_breakdown.make,
     stall_breakdown.Config(),
     stall_breakdown.Config(
-      base=_TINY, places=('rtx4090',), requests=2, demo=None
+      base=_TINY, places=('rtx4090',), requests=2, demo=None,
+      variants=(('lockstep', 'lru', 'none'), ('runahead', 'reuse', 'none')),
     ),
   ),
 }  # fmt: skip

@@ -71,12 +71,8 @@ def make(config: Config) -> study.Study:
 def measure(key: study.Row, settings: simulated_cells.Settings) -> study.Row:
   """One part in one cell."""
   sim, note = simulated_cells.simulate(key, settings)
-  part = switched_off.PARTS[key['part']]
-  prefetch = simulated_cells.prefetcher(
-    part.prefetch, sim.trace, sim.config.first, key['requests']
-  )
-  engine = sim.engine(part.scheduler, part.eviction, prefetch)
-  return simulated_cells.finish(sim, engine, note)
+  log = simulated_cells.log(sim, switched_off.PARTS[key['part']])
+  return simulated_cells.figure(sim, log, note)
 
 
 def relative(rows: Sequence[study.Row]) -> dict[str, dict[str, float]]:
@@ -106,6 +102,8 @@ def _worth(part: str, ratios: Mapping[str, float], whole: str) -> str:
   low, high = min(ratios.values()), max(ratios.values())
   where = min(ratios, key=lambda cell: ratios[cell])
   span = f'{low:.3f} to {high:.3f} of the speed of the {whole}'
+  if len(ratios) == 1:
+    span = f'{low:.3f} of the speed of the {whole}'
   if low >= 1 - _SAME:
     gain = 'nothing is lost' if high <= 1 + _SAME else 'it is even faster'
     return f'{part}: {span}; without it {gain} here.'

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from bevy_jax import config as config_lib
-from bevy_jax import engine as engine_lib
-from bevy_jax import protocols
+from bevy_jax import events, protocols
 from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import cell_figures, simulation, study
 
 # Prefetchers that may start from what other requests used.
 _COUNTING = ('transition', 'popularity', 'mixture')
-_LEAST = 6  # Tokens of a request that are worth to be measured.
+# Tokens of a part of a request: the fewer there are, the less is measured, but
+# many requests fill a cache within few of them.
+_LEAST, _PART = 4, 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,8 @@ class Settings:
 
   trace: str = 'bundled'
   first: int = 0
-  skip: int = 16
-  tokens: int = 36
+  skip: int = 14
+  tokens: int = 32
   model_shape: str = 'gpt-oss-20b:int4'
 
   def __post_init__(self) -> None:
@@ -53,43 +54,52 @@ def measure(key: study.Row, settings: Settings) -> study.Row:
   nearly all that a step uses is loaded for it.
   """
   sim, note = simulate(key, settings)
-  prefetch = prefetcher(
-    key['prefetch'], sim.trace, sim.config.first, key['requests']
-  )
-  return finish(
-    sim, sim.engine(key['scheduler'], key['eviction'], prefetch), note
-  )
+  variant = key['scheduler'], key['eviction'], key['prefetch']
+  return figure(sim, log(sim, variant), note)
 
 
 def simulate(
   key: study.Row, settings: Settings
 ) -> tuple[simulation.Simulation, str]:
   """The machine of a cell, and a note where requests are parts of others."""
-  trace, tokens = _routing(settings, key['requests'])
-  whole = tokens == settings.tokens
+  trace, part = _routing(settings, key['requests'])
   config = simulation.Replay(
     trace=settings.trace,
     platform=key['place'],
     model_shape=settings.model_shape,
     requests=key['requests'],
     cache=key['cache'] or trace.num_experts,
-    first=settings.first if whole else 0,
-    skip=settings.skip if whole else tokens // 3,
-    tokens=tokens,
+    first=0 if part else settings.first,
+    skip=part // 3 if part else settings.skip,
+    tokens=part or settings.tokens,
     bounds=False,
   )
-  note = '' if whole else f'parts of {tokens} tokens of recorded requests'
+  note = f'parts of {part} tokens of recorded requests' if part else ''
   return simulation.Simulation(config, trace), note
 
 
-def finish(
-  sim: simulation.Simulation, engine: engine_lib.Engine, note: str = ''
-) -> study.Row:
-  """Runs an engine to its end; the figures of its window."""
+def log(
+  sim: simulation.Simulation,
+  variant: tuple[str | protocols.Scheduler, str, str],
+) -> list[events.Event]:
+  """The events of a whole run: scheduler, eviction and prefetch."""
+  scheduler, eviction, prefetch = variant
+  engine = sim.engine(
+    scheduler,
+    eviction,
+    prefetcher(prefetch, sim.trace, sim.config.first, sim.config.requests),
+  )
   while engine.busy:
     engine.step()
+  return engine.log
+
+
+def figure(
+  sim: simulation.Simulation, log: list[events.Event], note: str = ''
+) -> study.Row:
+  """The figures of a run's window."""
   return cell_figures.figure(
-    engine.log,
+    log,
     rows=sim.config.requests,
     skip=sim.config.skip,
     layers=sim.trace.layers,
@@ -111,20 +121,17 @@ def prefetcher(
 
 
 @functools.lru_cache(maxsize=4)
-def _routing(
-  settings: Settings, requests: int
-) -> tuple[trace_lib.Trace, int]:
-  """The routing of so many requests, and the tokens of each.
+def _routing(settings: Settings, requests: int) -> tuple[trace_lib.Trace, int]:
+  """The routing of so many requests, and the tokens of a part of one.
 
-  Where fewer were recorded each is cut into parts, which decode as requests of
-  their own.
+  Parts are what decodes where fewer were recorded; else 0.
   """
   trace = trace_lib.load(settings.trace)
   count = len(trace.lengths)
   if settings.first + requests <= count:
-    return trace, settings.tokens
+    return trace, 0
   parts = -(-requests // count)
-  tokens = min(settings.tokens, int(trace.lengths.min()) // parts)
+  tokens = min(_PART, settings.tokens, int(trace.lengths.min()) // parts)
   if tokens < _LEAST:
     raise ValueError(
       f'{settings.trace} has {count} requests, the shortest of '
@@ -142,6 +149,6 @@ def _routing(
 def seconds(requests: int, variant: Sequence[str]) -> float:
   """What a cell takes a processor, roughly: to tell the time that is left."""
   scheduler, _, prefetch = variant
-  each = 0.1 if prefetch == 'none' else 0.15
-  rows = min(requests, 40)  # More of them decode fewer tokens.
-  return (0.2 if scheduler == 'runahead' else each) * (2 + rows)
+  each = 0.06 if prefetch == 'none' else 0.1
+  rows = min(requests, 32)  # More of them decode fewer tokens.
+  return (0.15 if scheduler == 'runahead' else each) * (2 + rows)

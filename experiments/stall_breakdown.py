@@ -9,6 +9,7 @@ from bevy_jax.experiments import (
   cell_figures,
   demo_cells,
   figures_style,
+  schedule_picture,
   simulated_cells,
   study,
   sweep,
@@ -95,7 +96,7 @@ def make(config: Config) -> study.Study:
     config,
     cell_figures.KEY + cell_figures.FIGURES,
     tasks,
-    show,
+    functools.partial(show, config=config),
   )
 
 
@@ -111,14 +112,14 @@ def by_layer(row: study.Row) -> list[float]:
   return [float(x) * whole for x in str(row['stall_by_layer']).split()]
 
 
-def show(rows: Sequence[study.Row]) -> list[study.Shown]:
-  """Bars, and stalls by layer, a line of panels a place."""
+def show(rows: Sequence[study.Row], config: Config) -> list[study.Shown]:
+  """A schedule; bars, and stalls by layer, a line of panels a place."""
   said = [
     line
     for place in dict.fromkeys(row['place'] for row in rows)
     for line in say([row for row in rows if row['place'] == place])
   ]
-  return [study.Shown(NAME, _draw(rows), said)]
+  return [_schedule(config), study.Shown(NAME, _draw(rows), said)]
 
 
 def say(rows: Sequence[study.Row]) -> list[str]:
@@ -142,9 +143,30 @@ def say(rows: Sequence[study.Row]) -> list[str]:
     f'the most, and {stalls[least]:.2f} ms with {least}, the least.',
     f'{place}: the fastest is {cell_figures.label(fast)}, {gain:.2f}x '
     f'{cell_figures.label(first)}; device and link work at once '
-    f'{fast["both"]:.0%} of its time and {first["both"]:.0%} of the other\'s, '
+    f"{fast['both']:.0%} of its time and {first['both']:.0%} of the other's, "
     f'neither works {fast["neither"]:.0%} and {first["neither"]:.0%}; {tail}.',
   ]
+
+
+def _schedule(config: Config) -> study.Shown:
+  """Lockstep and the last variant, with the same eviction, request by request.
+
+  Simulated anew, which takes seconds: rows keep no log.
+  """
+  place, (scheduler, eviction, prefetch) = config.places[0], config.variants[-1]
+  logs, experts = {}, 1
+  for each in (
+    ('lockstep', eviction, 'none'), (scheduler, eviction, prefetch)
+  ):  # fmt: skip
+    key = cell_figures.key(place, config.requests, config.cache, each)
+    sim, _ = simulated_cells.simulate(key, config.base)
+    experts = sim.trace.num_experts
+    logs[cell_figures.label(key)] = simulated_cells.log(sim, each)
+  title = f'{place} simulated, {config.cache:.1%} of the experts resident'
+  skip = config.base.skip
+  made = schedule_picture.draw(logs, experts, skip=skip, title=title)
+  said = [panel.get_title() for panel in made.axes if panel.get_title()]
+  return study.Shown('schedule', made, [f'{text}.' for text in said])
 
 
 def _draw(rows: Sequence[study.Row]) -> Any:

@@ -82,7 +82,7 @@ class Ratio(NamedTuple):
     prefetch: over the fastest prefetcher of all.
     lockstep: over lockstep with the same eviction, no prefetch.
     share: s of that lockstep.
-    resident: over everything resident.
+    resident: over lockstep with everything resident.
   """
 
   place: str
@@ -118,7 +118,7 @@ def make(config: Config) -> study.Study:
       demo_cells.PLACE, rows, config.caches, config.demo_variants, work
     )
     tasks += [
-      task._replace(alone=True, seconds=0.5 + 0.09 * task.key['requests'])
+      task._replace(alone=True, seconds=2 + 0.04 * task.key['requests'])
       for task in found
     ]
   return study.Study(
@@ -141,8 +141,7 @@ def _tasks(
 ) -> list[sweep.Task]:
   """Every variant everywhere; beside them no cache, and all resident."""
   eviction = variants[-1][1]
-  whole = [(1.0, (name, eviction, 'none')) for name in ('lockstep', 'runahead')]
-  cells = [(0.0, cell_figures.NO_CACHE), *whole]
+  cells = [(0.0, cell_figures.NO_CACHE), (1.0, ('lockstep', eviction, 'none'))]
   cells += list(itertools.product(caches, variants))
   return [
     sweep.Task(

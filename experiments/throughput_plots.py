@@ -32,7 +32,7 @@ def speeds(rows: Sequence[study.Row]) -> Any:
         found = [_speed(own, name, each, cache) for each in requests]
         look = figures_style.look(number)
         panel.plot(requests, found, **look, label=name)
-      panel.set_yscale('log')
+      figures_style.log_speed(panel)
       panel.set_title(f'{_name(place)}, {cache:.1%} resident')
       figures_style.by_requests(panel, requests)
       panel.sharey(line[0])
@@ -94,7 +94,7 @@ def _dress(line: Sequence[Any], place: str, requests: Sequence[int]) -> None:
   """Names, scales and what is compared with."""
   words = ('no cache', 'LRU prefetcher', 'fastest prefetcher', 'lockstep')
   for panel, name in zip(line, words, strict=True):
-    panel.set_title(f'{_name(place)}: over {name}')
+    panel.set_title(f'{place}: over {name}')
     panel.set_ylabel('times as fast')
   for panel in line[:3]:
     figures_style.by_requests(panel, requests)
