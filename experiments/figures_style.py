@@ -20,7 +20,7 @@ _LOOKS = (
   ('#c0392b', '*', '-'),
 )
 DPI = 110  # of PNG files
-_SETTINGS = {
+_SETTINGS: Any = {
   'font.size': 10,
   'axes.titlesize': 10,
   'axes.spines.top': False,

@@ -46,8 +46,8 @@ def bars(log: Sequence[events.Event], experts: int) -> list[Bar]:
   found = []
   for ran in busy.launches(log):
     layer = ran.event.layer
-    for line in ('device', *ran.event.requests):
-      found.append(Bar(line, 'launch', layer, ran.begin, ran.end))
+    lines: list[int | str] = ['device', *ran.event.requests]
+    found += [Bar(x, 'launch', layer, ran.begin, ran.end) for x in lines]
   landed = [e for e in log if isinstance(e, events.LoadLanded)]
   for key, load, cause in zip(
     [e.key for e in landed], busy.loads(log), _causes(log), strict=True
