@@ -104,13 +104,14 @@ def variant(row: study.Row) -> Variant:
 
 
 def fastest_prefetch(
-  rows: Sequence[study.Row], eviction: str = ''
+  rows: Sequence[study.Row], eviction: str = '', *, oracle: bool = False
 ) -> study.Row | None:
   """The fastest of some cells in which lockstep prefetches, if any does.
 
   Args:
     rows: cells of one place, one cache and as many requests.
     eviction: the only one to look at, '' for all.
+    oracle: whether to look at those that are told the future, or at all others.
   """
   own = [
     row
@@ -118,5 +119,6 @@ def fastest_prefetch(
     if row['scheduler'] == 'lockstep'
     and row['prefetch'] != 'none'
     and eviction in ('', row['eviction'])
+    and str(row['prefetch']).startswith('oracle') == oracle
   ]
   return max(own, key=lambda row: float(row['tokens_per_s']), default=None)

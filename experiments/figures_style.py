@@ -18,11 +18,13 @@ _LOOKS = (
   ('#5a5a5a', 'X', '-.'),
   ('#00a5c8', 'P', ':'),
   ('#c0392b', '*', '-'),
+  ('#8c564b', 'h', '--'),
+  ('#2ca02c', '<', '-'),
 )
 DPI = 110  # of PNG files
 _SETTINGS: Any = {
   'font.size': 10,
-  'axes.titlesize': 10,
+  'axes.titlesize': 9.5,
   'axes.spines.top': False,
   'axes.spines.right': False,
   'axes.grid': True,
@@ -74,14 +76,20 @@ def colour(number: int) -> str:
   return _LOOKS[number % len(_LOOKS)][0]
 
 
-def level(axes: Any, at: float, words: str) -> None:
+def level(axes: Any, at: float, words: str, *, left: bool = False) -> None:
   """A thin line across at a height that is compared with, named above it."""
   axes.axhline(at, color='#333333', linewidth=1, linestyle=(0, (4, 2)))
   axes.annotate(
-    words, (1, at), (0, 2), xycoords=('axes fraction', 'data'),
-    textcoords='offset points', ha='right', va='bottom', fontsize=8,
+    words,
+    (0.01 if left else 1, at),
+    (0, 2),
+    xycoords=('axes fraction', 'data'),
+    textcoords='offset points',
+    ha='left' if left else 'right',
+    va='bottom',
+    fontsize=8,
     color='#333333',
-  )  # fmt: skip
+  )
 
 
 def by_requests(axes: Any, requests: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -213,6 +214,13 @@ def _at(rows: Sequence[study.Row], name: str, cache: float) -> study.Row:
   return next(r for r in rows if (r['prefetch'], r['cache']) == (name, cache))
 
 
+def _seen(row: study.Row, column: str) -> float:
+  """A figure; no precision where nothing that was missing had been named."""
+  if column == 'missing_precision' and not row['missing_recall']:
+    return math.nan
+  return float(row[column])
+
+
 def _draw(rows: Sequence[study.Row], title: str) -> Any:
   evictions = list(dict.fromkeys(row['eviction'] for row in rows))
   names = list(dict.fromkeys(row['prefetch'] for row in rows))
@@ -228,7 +236,7 @@ def _draw(rows: Sequence[study.Row], title: str) -> Any:
         scale = 1 if column == 'wasted' else 100
         panel.plot(
           [100 * row['cache'] for row in own],
-          [scale * row[column] for row in own],
+          [scale * _seen(row, column) for row in own],
           **figures_style.look(number), label=name,
         )  # fmt: skip
       panel.set_ylabel(words)

@@ -19,10 +19,12 @@ ABOUT = """
 Simulated decoding of recorded routing. Lockstep with LRU and an unguarded
 prefetcher (it takes the eviction's victim whatever it guesses) is what most
 publications build; `reuse` is the best eviction here, with which prefetches are
-guarded. `oracle:p=0.8` stands for `next_gate`, which needs a model. `no cache`
-has room for one layer's experts and loads nearly all that a step uses: what
-llama.cpp does where it copies used experts to the device. Its other way, with
-experts on the CPU, is not simulated, and its program is not run here.
+guarded. All of them wait behind all demand here and must be expected to pay, so
+that a wrong one costs little. `oracle:p=0.8` stands for `next_gate`, which needs
+a model. `no cache` has room for one layer's experts and loads nearly all that a
+step uses: what llama.cpp does where it copies used experts to the device. Its
+other way, with experts on the CPU, is not simulated, and its program is not run
+here.
 """
 _UNGUARDED = ':guarded=false'
 _HURTS = 0.995  # Below, a prefetcher costs more than a draw of routing would.
@@ -113,10 +115,12 @@ def over(rows: Sequence[study.Row]) -> dict[str, dict[float, float]]:
       continue
     ours = max(speeds)
     for eviction in dict.fromkeys(row['eviction'] for row in here):
-      best = cell_figures.fastest_prefetch(here, eviction)
-      if best:
-        name = f'over the fastest prefetcher with {eviction}'
-        found.setdefault(name, {})[cache] = ours / best['tokens_per_s']
+      for name, oracle in (('real prefetcher', False), ('oracle', True)):
+        best = cell_figures.fastest_prefetch(here, eviction, oracle=oracle)
+        if best:
+          words = f'over the fastest {name} with {eviction}'
+          ratio = ours / best['tokens_per_s']
+          found.setdefault(words, {})[cache] = ratio
     if slow:
       found.setdefault('over no cache', {})[cache] = ours / slow
   return found
@@ -140,7 +144,11 @@ def say(rows: Sequence[study.Row]) -> list[str]:
 def _hurting(name: str, own: Mapping[float, float]) -> str:
   """Where a prefetcher gives most and where it costs."""
   best = max(own, key=lambda cache: own[cache])
-  most = f'most at {best:.1%} of the experts resident, {own[best]:.2f}x'
+  worst = min(own, key=lambda cache: own[cache])
+  most = (
+    f'it gives most at {best:.1%} of the experts resident, {own[best]:.2f}x, '
+    f'and least at {worst:.1%}, {own[worst]:.2f}x'
+  )
   hurt = [cache for cache, ratio in own.items() if ratio < _HURTS]
   if not hurt:
     return f'{name} never hurts here; {most}.'
@@ -175,7 +183,8 @@ def _draw(rows: Sequence[study.Row]) -> Any:
       [100 * cache for cache in hurt], list(hurt.values()), linestyle='',
       marker='o', markersize=13, markerfacecolor='none', color='#d62728',
     )  # fmt: skip
-  figures_style.level(gain, 1.0, 'no prefetch, same eviction')
+  figures_style.level(gain, 1.0, 'no prefetch, same eviction', left=True)
+  gain.set_ylim(bottom=min(0.98, gain.get_ylim()[0]))
   gain.set_ylabel('speed over no prefetch (ringed red: it hurts)')
   for number, (name, by_cache) in enumerate(over(rows).items()):
     _line(ours, by_cache, figures_style.look(number) | {'label': name})

@@ -1,12 +1,12 @@
-"""Runahead with one of its ideas taken out, and the whole beside them."""
+"""Runahead with one of its ideas taken out, or one put in."""
 
 import dataclasses
 from typing import NamedTuple
 
 from bevy_jax import baselines, lagging, protocols, runahead
 
-HOPS = 4  # Layers a launch in all parts but the one without.
-_WHOLE = runahead.Runahead(hops=HOPS)
+HOPS = 4  # Layers a launch of the part that has them.
+_WHOLE = runahead.Runahead()
 _HASTY = dataclasses.replace(_WHOLE, hold=False)
 _BOUND = 24  # Layers of lag where the order of launches bounds none.
 
@@ -26,11 +26,6 @@ class Alone:
     """See `Scheduler`."""
     return self.inner.depth
 
-  @property
-  def hops(self) -> int:
-    """Layers that a launch may cross."""
-    return self.inner.hops
-
   def wants(self, view: protocols.View) -> list[protocols.Want]:
     """See `Scheduler`: as the inner one."""
     return self.inner.wants(view)
@@ -41,7 +36,7 @@ class Alone:
     if found is None:
       return None
     first = min(found.group, key=lambda p: p.position)
-    return lagging.together([first])._replace(hops=found.hops)
+    return lagging.together([first])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,11 +57,6 @@ class LoadsByRow:
     """See `Scheduler`."""
     return self.inner.depth
 
-  @property
-  def hops(self) -> int:
-    """Layers that a launch may cross."""
-    return self.inner.hops
-
   def wants(self, view: protocols.View) -> list[protocols.Want]:
     """See `Scheduler`: one want a waiting request, by row."""
     return [protocols.Want(p.layer, p.need) for p in view.waiting]
@@ -85,11 +75,9 @@ class LaunchesByRow:
 
   Attributes:
     depth: launches in flight at once.
-    hops: layers that a launch may cross.
   """
 
   depth: int = 2
-  hops: int = HOPS
 
   def wants(self, view: protocols.View) -> list[protocols.Want]:
     """See `Scheduler`: one want a waiting request, most lagging first."""
@@ -101,7 +89,7 @@ class LaunchesByRow:
     if not ready:
       return None
     group = [p for p in ready if p.layer == ready[0].layer]
-    return lagging.reach(view, lagging.together(group), self.hops, _BOUND)
+    return lagging.together(group)
 
 
 class Part(NamedTuple):
@@ -119,11 +107,11 @@ PARTS: dict[str, Part] = {
   'no lag priority: launches by row': Part(LaunchesByRow()),
   'no load order: loads by row': Part(LoadsByRow()),
   'no self-balancing: lag 24, no holding': Part(
-    runahead.Runahead(hops=HOPS, near=None, hold=False)
+    runahead.Runahead(near=None, hold=False)
   ),
-  'no hops: one layer a launch': Part(runahead.Runahead()),
+  'with hops: up to 4 layers a launch': Part(runahead.Runahead(hops=HOPS)),
   'no prefetch on an idle link': Part(prefetch='none'),
   'eviction: decayed LFU': Part(eviction='lfu_decayed'),
   'eviction: LRU': Part(eviction='lru'),
-  'lockstep': Part(baselines.Lockstep(hops=HOPS), prefetch='none'),
+  'lockstep': Part(baselines.Lockstep(), prefetch='none'),
 }

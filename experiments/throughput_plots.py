@@ -33,10 +33,11 @@ def speeds(rows: Sequence[study.Row]) -> Any:
         look = figures_style.look(number)
         panel.plot(requests, found, **look, label=name)
       figures_style.log_speed(panel)
-      panel.set_title(f'{_name(place)}, {cache:.1%} resident')
+      panel.set_title(f'{place}, {cache:.1%} resident')
       figures_style.by_requests(panel, requests)
       panel.sharey(line[0])
-    line[0].set_ylabel('decoded tokens/s')
+    kind = 'measured' if place == 'demo' else 'simulated'
+    line[0].set_ylabel(f'decoded tokens/s, {kind}')
   figures_style.legend(made, axes[0][0])
   return made
 
@@ -112,7 +113,3 @@ def _dress(line: Sequence[Any], place: str, requests: Sequence[int]) -> None:
                    textcoords='offset points')  # fmt: skip
   line[3].set_xlabel("s, the device's share of lockstep's time")
   line[3].set_xlim(0, 1)
-
-
-def _name(place: str) -> str:
-  return 'demo, measured' if place == 'demo' else f'{place}, simulated'
