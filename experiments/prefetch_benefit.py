@@ -20,8 +20,8 @@ Simulated decoding of recorded routing. Lockstep with LRU and an unguarded
 prefetcher (it takes the eviction's victim whatever it guesses) is what most
 publications build; `reuse` is the best eviction here, with which prefetches are
 guarded. All of them wait behind all demand here and must be expected to pay, so
-that a wrong one costs little. `oracle:p=0.8` stands for `next_gate`, which needs
-a model. `no cache` has room for one layer's experts and loads nearly all that a
+that a wrong one costs little. `oracle:p=0.8` stands for `next_gate`, which
+needs a model. `no cache` has room for one layer's experts and loads nearly all that a
 step uses: what llama.cpp does where it copies used experts to the device. Its
 other way, with experts on the CPU, is not simulated, and its program is not run
 here.

@@ -125,7 +125,7 @@ def _draw(found: Mapping[str, Mapping[str, float]]) -> Any:
   made, axes = figures_style.figure(
     'Each idea of the scheduler switched off, or on, in turn (simulated)',
     11,
-    1.6 + 0.62 * len(found),
+    1.6 + 0.2 * len(found) * len(cells),
   )
   panel, height = axes[0][0], 0.8 / len(cells)
   for number, cell in enumerate(cells):

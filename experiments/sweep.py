@@ -90,8 +90,9 @@ def load(path: pathlib.Path, columns: Sequence[str]) -> list[Row]:
   """
   if not path.exists():
     return []
-  with path.open(encoding='utf-8', newline='') as file:
-    lines = list(csv.reader(file))
+  text = path.read_text(encoding='utf-8')
+  # A process that was killed may have left a part of a line.
+  lines = list(csv.reader(text[: text.rfind('\n') + 1].splitlines()))
   if lines and lines[0] != list(columns):
     raise ValueError(
       f'{path} has the columns of another table, so this run cannot go on '
@@ -100,7 +101,6 @@ def load(path: pathlib.Path, columns: Sequence[str]) -> list[Row]:
   return [
     {name: _value(text) for name, text in zip(columns, line, strict=True)}
     for line in lines[1:]
-    if len(line) == len(columns)
   ]
 
 

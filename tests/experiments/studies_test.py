@@ -57,27 +57,28 @@ class AccuracyTest(parameterized.TestCase):
 
 class BenefitTest(parameterized.TestCase):
   @parameterized.parameters(
-    (
-      90,
-      130,
-      'history unguarded hurts at 25.0% (0.90x); it gives most at 75.0%',
-    ),
-    (110, 130, 'history unguarded never hurts here; it gives most at 75.0%'),
-    (90, 80, 'hurts at 25.0% (0.90x), 75.0% (0.80x); it gives most at 25.0%'),
+    (0.9, 1.3, 'unguarded hurts at 25.0% (0.90x); it gives most at 75.0%'),
+    (1.1, 1.3, 'unguarded never hurts here; it gives most at 75.0%'),
+    (0.9, 0.8, 'hurts at 25.0% (0.90x), 75.0% (0.80x); it gives most at 25.0%'),
   )
   def test_where_it_hurts(self, small, large, words):
     """Seen to fail with speeds over those of the smallest cache."""
     guess = ('lockstep', 'lru', 'history:guarded=false')
     rows = [_cell(50, 0.0, cell_figures.NO_CACHE)]
-    for cache, speed in ((0.25, small), (0.75, large)):
+    for cache, bare, gain in ((0.25, 100, small), (0.75, 200, large)):
       rows += [
-        _cell(200, cache),
-        _cell(100, cache, ('lockstep', 'lru', 'none')),
-        _cell(speed, cache, guess),
+        _cell(400, cache),
+        _cell(bare, cache, ('lockstep', 'lru', 'none')),
+        _cell(bare * gain, cache, guess),
+        _cell(800, cache, ('lockstep', 'lru', 'oracle:p=0.8')),
       ]
     said = prefetch_benefit.say(rows)
     self.assertIn(words, said[0])
-    self.assertIn('over no cache: it is 4.00 to 4.00', said[-1])
+    over = f'it is {2 / large:.2f} to {4 / small:.2f}'
+    real = 'Runahead over the fastest real prefetcher with lru: '
+    self.assertIn(real + over, ' '.join(said))
+    self.assertIn('fastest oracle with lru: it is 0.50', ' '.join(said))
+    self.assertIn('over no cache: it is 8.00', said[-1])
     self.assertIn('3.46 of the article is reproduced in 2 of 2', said[-1])
 
 
