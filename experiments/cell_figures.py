@@ -13,7 +13,7 @@ FIGURES = (
   'device_alone', 'both', 'link_alone', 'neither', 'stall_by_layer', 'loads',
   'prefetch_loads', 'wasted_prefetches', 'wasted_bytes', 'guess_accuracy',
   'missing_recall', 'missing_precision', 'launches', 'mean_group', 'max_lag',
-  'note',
+  'machine_load', 'note',
 )  # fmt: skip
 
 # Scheduler, eviction, prefetch.
@@ -31,6 +31,7 @@ def figure(
   experts: int,
   expert_bytes: int,
   note: str = '',
+  load: float = 0.0,
 ) -> study.Row:
   """The measured window of a run; times in seconds, shares of the window.
 
@@ -42,6 +43,7 @@ def figure(
     experts: of each.
     expert_bytes: of one.
     note: what a reader must know beside what the window says.
+    load: processes that wanted to run on the machine when it was measured.
   """
   window = window_lib.find(log, rows, skip)
   counts = figures.cache(window.inside(log))
@@ -73,6 +75,7 @@ def figure(
     'launches': begun['launches'],
     'mean_group': round(begun['mean_group'], 4),
     'max_lag': figures.max_lag(log, window),
+    'machine_load': round(load, 1),
     'note': '; '.join(text for text in (note, window.note) if text),
   }
   for name in ('guess_accuracy', 'missing_recall', 'missing_precision'):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import tempfile
 from typing import NamedTuple
@@ -82,6 +83,7 @@ def measure(key: study.Row, settings: Settings) -> study.Row:
     experts=shape.num_experts,
     expert_bytes=llm.model.experts.block_bytes,
     note=f'link {bench.link}',
+    load=os.getloadavg()[0],
   )
 
 

@@ -21,10 +21,10 @@ prefetcher (it takes the eviction's victim whatever it guesses) is what most
 publications build; `reuse` is the best eviction here, with which prefetches are
 guarded. All of them wait behind all demand here and must be expected to pay, so
 that a wrong one costs little. `oracle:p=0.8` stands for `next_gate`, which
-needs a model. `no cache` has room for one layer's experts and loads nearly all that a
-step uses: what llama.cpp does where it copies used experts to the device. Its
-other way, with experts on the CPU, is not simulated, and its program is not run
-here.
+needs a model. `no cache` has room for one layer's experts and loads nearly all
+that a step uses: what llama.cpp does where it copies used experts to the
+device. Its other way, with experts on the CPU, is not simulated, and its
+program is not run here.
 """
 _UNGUARDED = ':guarded=false'
 _HURTS = 0.995  # Below, a prefetcher costs more than a draw of routing would.

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -203,6 +204,7 @@ def show(rows: Sequence[study.Row]) -> list[study.Shown]:
   found = ratios(rows)
   places = dict.fromkeys(each.place for each in found)
   speeds = [_speeds(place, found) for place in places]
+  speeds += _quiet([r for r in rows if r['place'] == demo_cells.PLACE])
   claimed = [line for place in places for line in say(place, found)]
   return [
     study.Shown(NAME, throughput_plots.speeds(rows), speeds),
@@ -224,6 +226,21 @@ def _speeds(place: str, found: Sequence[Ratio]) -> str:
     f'is {worst.lockstep:.2f}x ({worst.words}) to {best.lockstep:.2f}x '
     f'({best.words}).'
   )
+
+
+def _quiet(rows: Sequence[study.Row]) -> list[str]:
+  """How far measured cells can be trusted, if there are any."""
+  if not rows:
+    return []
+  loads = sorted(float(row['machine_load']) for row in rows)
+  seconds = sorted(float(row['seconds']) for row in rows)
+  middle = len(rows) // 2
+  return [
+    f'demo: each of its {len(rows)} cells is one run, {seconds[middle]:.1f} s '
+    f'measured at the median; {loads[middle]:.1f} processes wanted to run '
+    f'meanwhile ({loads[-1]:.1f} at most) on {os.cpu_count()} processors. Where '
+    'that is more than there are, differences are of the machine as well.'
+  ]
 
 
 def say(place: str, found: Sequence[Ratio]) -> list[str]:

@@ -27,15 +27,18 @@ def speeds(rows: Sequence[study.Row]) -> Any:
   for line, place in zip(axes, places, strict=True):
     own = [row for row in rows if row['place'] == place]
     requests = sorted({row['requests'] for row in own})
+    values: list[float] = []
     for panel, cache in zip(line, caches, strict=True):
       for number, name in enumerate(_LINES):
         found = [_speed(own, name, each, cache) for each in requests]
         look = figures_style.look(number)
         panel.plot(requests, found, **look, label=name)
+        values += found
       figures_style.log_speed(panel)
       panel.set_title(f'{place}, {cache:.1%} resident')
       figures_style.by_requests(panel, requests)
-      panel.sharey(line[0])
+    for panel in line:
+      panel.set_ylim(0.8 * np.nanmin(values), 1.25 * np.nanmax(values))
     kind = 'measured' if place == 'demo' else 'simulated'
     line[0].set_ylabel(f'decoded tokens/s, {kind}')
   figures_style.legend(made, axes[0][0])
