@@ -1,6 +1,7 @@
 """The article's figures: every experiment, one report."""
 
 import dataclasses
+import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -132,6 +133,7 @@ def main(out: str, choice: Choice, jobs: int, say: sweep.Say) -> pathlib.Path:
     say: hears of each cell and of the time that is left.
   """
   figures_style.require()
+  say(json.dumps(choice._asdict() | {'versions': run.versions()}))
   folder, begun = pathlib.Path(out), time.monotonic()
   made = studies(choice)
   for each in made:

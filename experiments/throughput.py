@@ -238,8 +238,8 @@ def _quiet(rows: Sequence[study.Row]) -> list[str]:
   return [
     f'demo: each of its {len(rows)} cells is one run, {seconds[middle]:.1f} s '
     f'measured at the median; {loads[middle]:.1f} processes wanted to run '
-    f'meanwhile ({loads[-1]:.1f} at most) on {os.cpu_count()} processors. Where '
-    'that is more than there are, differences are of the machine as well.'
+    f'meanwhile ({loads[-1]:.1f} at most) on {os.cpu_count()} processors. '
+    'Where that is more than there are, differences are of the machine as well.'
   ]
 
 
