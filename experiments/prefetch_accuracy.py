@@ -11,11 +11,11 @@ from bevy_jax import foresight
 from bevy_jax import shapes as shapes_lib
 from bevy_jax import trace as trace_lib
 from bevy_jax.experiments import (
+  cell_sweep,
   demo_cells,
   figures_style,
   simulated_cells,
   study,
-  sweep,
 )
 
 NAME = 'prefetch_accuracy'
@@ -82,7 +82,7 @@ class Config:
 def make(config: Config) -> study.Study:
   """The experiment, to be run."""
   on_trace = [
-    sweep.Task(
+    cell_sweep.Task(
       dict(zip(_KEY, ('trace', config.requests, cache, eviction, name),
                strict=True)),
       functools.partial(see, config=config), 0.8,
@@ -92,7 +92,7 @@ def make(config: Config) -> study.Study:
     for cache in config.caches
   ]  # fmt: skip
   on_demo = [
-    sweep.Task(
+    cell_sweep.Task(
       dict(zip(_KEY, ('demo', config.requests, cache, 'lfu_decayed', name),
                strict=True)),
       functools.partial(measure, settings=config.demo), 3, alone=True,

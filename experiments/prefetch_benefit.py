@@ -7,11 +7,11 @@ from typing import Any
 
 from bevy_jax.experiments import (
   cell_figures,
+  cell_sweep,
   claims,
   figures_style,
   simulated_cells,
   study,
-  sweep,
 )
 
 NAME = 'prefetch_benefit'
@@ -69,7 +69,7 @@ def make(config: Config) -> study.Study:
   places += [(cache, each) for cache in config.caches
              for each in config.variants]  # fmt: skip
   tasks = [
-    sweep.Task(
+    cell_sweep.Task(
       cell_figures.key(config.place, config.requests, cache, each), work,
       simulated_cells.seconds(config.requests, each),
     )

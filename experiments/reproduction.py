@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from bevy_jax import config as config_lib
 from bevy_jax.experiments import (
   artifacts,
+  cell_sweep,
   demo_cells,
   figures_style,
   html_report,
@@ -20,7 +21,6 @@ from bevy_jax.experiments import (
   simulated_cells,
   stall_breakdown,
   study,
-  sweep,
   throughput,
 )
 
@@ -121,7 +121,9 @@ def studies(choice: Choice) -> list[study.Study]:
   return found
 
 
-def main(out: str, choice: Choice, jobs: int, say: sweep.Say) -> pathlib.Path:
+def main(
+  out: str, choice: Choice, jobs: int, say: cell_sweep.Say
+) -> pathlib.Path:
   """Runs them, writes a folder each and report.html; where that lies.
 
   Cells that are in the folders already are not run again.
@@ -139,12 +141,12 @@ def main(out: str, choice: Choice, jobs: int, say: sweep.Say) -> pathlib.Path:
   for each in made:
     artifacts.begin(folder / each.name, each)
   plans = [
-    sweep.Plan(
+    cell_sweep.Plan(
       each.name, folder / each.name / artifacts.ROWS, each.columns, each.tasks
     )
     for each in made
   ]
-  rows = sweep.run(plans, jobs, say)
+  rows = cell_sweep.run(plans, jobs, say)
   parts = [
     (each, own, artifacts.finish(folder / each.name, each, own))
     for each, own in zip(made, rows, strict=True)

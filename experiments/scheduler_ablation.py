@@ -7,10 +7,10 @@ from typing import Any
 
 from bevy_jax.experiments import (
   cell_figures,
+  cell_sweep,
   figures_style,
   simulated_cells,
   study,
-  sweep,
   switched_off,
 )
 
@@ -54,7 +54,7 @@ def make(config: Config) -> study.Study:
   """The experiment, to be run."""
   work = functools.partial(measure, settings=config.base)
   tasks = [
-    sweep.Task(
+    cell_sweep.Task(
       dict(zip(_KEY, (*cell, part), strict=True)), work, 0.2 * (2 + cell[1])
     )
     for cell in config.cells

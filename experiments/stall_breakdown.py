@@ -7,12 +7,12 @@ from typing import Any
 
 from bevy_jax.experiments import (
   cell_figures,
+  cell_sweep,
   demo_cells,
   figures_style,
   schedule_picture,
   simulated_cells,
   study,
-  sweep,
 )
 
 NAME = 'stall_breakdown'
@@ -76,7 +76,7 @@ def make(config: Config) -> study.Study:
   """The experiment, to be run."""
   work = functools.partial(simulated_cells.measure, settings=config.base)
   tasks = [
-    sweep.Task(
+    cell_sweep.Task(
       cell_figures.key(place, config.requests, config.cache, each), work,
       simulated_cells.seconds(config.requests, each),
     )
@@ -88,7 +88,7 @@ def make(config: Config) -> study.Study:
     rows, cache = min(config.requests, config.demo.rows), config.demo_cache
     for each in config.demo_variants:
       key = cell_figures.key(demo_cells.PLACE, rows, cache, each)
-      tasks.append(sweep.Task(key, on_demo, 3, alone=True))
+      tasks.append(cell_sweep.Task(key, on_demo, 3, alone=True))
   return study.Study(
     NAME,
     'Where the time goes',

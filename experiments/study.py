@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from bevy_jax.experiments import sweep
+from bevy_jax.experiments import cell_sweep
 
-Row = sweep.Row
+Row = cell_sweep.Row
 
 
 class Shown(NamedTuple):
@@ -40,5 +40,5 @@ class Study(NamedTuple):
   about: str
   config: Any
   columns: tuple[str, ...]
-  tasks: list[sweep.Task]
+  tasks: list[cell_sweep.Task]
   show: Callable[[Sequence[Row]], list[Shown]]

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from bevy_jax.experiments import (
   cell_figures,
+  cell_sweep,
   claims,
   demo_cells,
   simulated_cells,
   study,
-  sweep,
   throughput_plots,
 )
 
@@ -139,13 +139,13 @@ def _tasks(
   caches: Sequence[float],
   variants: Variants,
   work: functools.partial[study.Row],
-) -> list[sweep.Task]:
+) -> list[cell_sweep.Task]:
   """Every variant everywhere; beside them no cache, and all resident."""
   eviction = variants[-1][1]
   cells = [(0.0, cell_figures.NO_CACHE), (1.0, ('lockstep', eviction, 'none'))]
   cells += list(itertools.product(caches, variants))
   return [
-    sweep.Task(
+    cell_sweep.Task(
       cell_figures.key(place, rows, cache, each), work,
       simulated_cells.seconds(rows, each),
     )

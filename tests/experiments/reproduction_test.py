@@ -7,7 +7,7 @@ import tempfile
 
 from absl.testing import absltest
 
-from bevy_jax.experiments import reproduction, sweep
+from bevy_jax.experiments import cell_sweep, reproduction
 
 _QUICK = reproduction.Choice(quick=True)
 
@@ -44,7 +44,7 @@ class ReproductionTest(absltest.TestCase):
       self.assertIn(name, result)
     self.assertEqual(result['config']['base']['tokens'], 4)
     self.assertLen(result['rows'], len(made.tasks))
-    rows = sweep.load(folder / 'rows.csv', made.columns)
+    rows = cell_sweep.load(folder / 'rows.csv', made.columns)
     self.assertLen(rows, len(made.tasks))
     for row, task in zip(result['rows'], made.tasks, strict=True):
       self.assertEqual({name: row[name] for name in task.key}, task.key)

@@ -71,7 +71,8 @@ def run(plans: Sequence[Plan], jobs: int, say: Say) -> list[list[Row]]:
   alone = [(number, task) for number, task in left if task.alone]
   clock = _Clock([task for _, task in left], jobs, say)
   for pairs, workers in ((shared, jobs), (alone, 1)):
-    for (number, task), found in _each(pairs, workers):
+    for at, found in _each(_work, [(task,) for _, task in pairs], workers):
+      number, task = pairs[at]
       row = task.key | found
       _write(plans[number], [row], 'a')
       known[number][_name(task.key)] = row
@@ -134,24 +135,25 @@ def _value(text: str) -> Any:
   return text
 
 
+def _work(task: Task) -> Row:
+  return task.work(task.key)
+
+
 def _each(
-  pairs: Sequence[tuple[int, Task]], jobs: int
-) -> Iterator[tuple[tuple[int, Task], Row]]:
-  """Cells as they end."""
-  if jobs == 1:
-    for pair in pairs:
-      yield pair, pair[1].work(pair[1].key)
-    return
-  if not pairs:
+  work: Callable[[Task], Row], tasks: Sequence[tuple[Task]], jobs: int
+) -> Iterator[tuple[int, Row]]:
+  """The number of each task and `work(*task)`, as they come."""
+  if jobs == 1 or not tasks:
+    yield from ((n, work(*task)) for n, task in enumerate(tasks))
     return
   context = multiprocessing.get_context('spawn')
   with concurrent.futures.ProcessPoolExecutor(
     jobs, mp_context=context, initializer=_begin
   ) as pool:
-    futures = {pool.submit(pair[1].work, pair[1].key): pair for pair in pairs}
+    numbers = {pool.submit(work, *task): n for n, task in enumerate(tasks)}
     try:
-      for future in concurrent.futures.as_completed(futures):
-        yield futures[future], future.result()
+      for future in concurrent.futures.as_completed(numbers):
+        yield numbers[future], future.result()
     finally:
       pool.shutdown(cancel_futures=True)
 

@@ -6,7 +6,7 @@ import tempfile
 
 from absl.testing import absltest
 
-from bevy_jax.experiments import sweep
+from bevy_jax.experiments import cell_sweep
 
 _COLUMNS = ('name', 'share', 'square', 'note')
 
@@ -22,11 +22,11 @@ def _square(key, ran=None, stop=''):
 
 def _plan(folder, names, work, **options):
   tasks = [
-    sweep.Task({'name': name, 'share': n / 4}, work, **options)
+    cell_sweep.Task({'name': name, 'share': n / 4}, work, **options)
     for n, name in enumerate(names)
   ]
   path = pathlib.Path(folder) / 'rows.csv'
-  return sweep.Plan('squares', path, _COLUMNS, tasks)
+  return cell_sweep.Plan('squares', path, _COLUMNS, tasks)
 
 
 class SweepTest(absltest.TestCase):
@@ -39,10 +39,11 @@ class SweepTest(absltest.TestCase):
     ran: list[str] = []
     stopped = functools.partial(_square, ran=ran, stop='c')
     with self.assertRaises(KeyboardInterrupt):
-      sweep.run([_plan(self._folder, 'abcd', stopped)], 1, ran.append)
+      cell_sweep.run([_plan(self._folder, 'abcd', stopped)], 1, ran.append)
     work, again = functools.partial(_square, ran=ran), list[str]()
     ran.clear()
-    (rows,) = sweep.run([_plan(self._folder, 'abcd', work)], 1, again.append)
+    plan = _plan(self._folder, 'abcd', work)
+    (rows,) = cell_sweep.run([plan], 1, again.append)
     self.assertEqual(ran, ['c', 'd'])
     self.assertEqual([row['name'] for row in rows], list('abcd'))
     squares = [row['square'] for row in rows]
@@ -53,20 +54,20 @@ class SweepTest(absltest.TestCase):
   def test_a_line_that_was_cut_off_runs_again(self):
     """Seen to fail with the last line taken as it is."""
     work = _square
-    sweep.run([_plan(self._folder, 'ab', work)], 1, print)
+    cell_sweep.run([_plan(self._folder, 'ab', work)], 1, print)
     path = pathlib.Path(self._folder) / 'rows.csv'
     whole = path.read_text()
     for lost in (1, 2, 4, 12):
       path.write_text(whole[:-lost])
-      (rows,) = sweep.run([_plan(self._folder, 'ab', work)], 1, print)
+      (rows,) = cell_sweep.run([_plan(self._folder, 'ab', work)], 1, print)
       self.assertEqual(rows[1]['square'], 1 / 16)
       self.assertEqual(path.read_text(), whole)
 
   def test_another_table_is_refused(self):
-    sweep.run([_plan(self._folder, 'ab', _square)], 1, print)
+    cell_sweep.run([_plan(self._folder, 'ab', _square)], 1, print)
     other = _plan(self._folder, 'ab', _square)._replace(columns=_COLUMNS[:3])
     with self.assertRaisesRegex(ValueError, 'columns of another table'):
-      sweep.run([other], 1, print)
+      cell_sweep.run([other], 1, print)
 
   def test_what_measures_comes_last_and_here(self):
     """Seen to fail with all tasks in one list."""
@@ -77,7 +78,7 @@ class SweepTest(absltest.TestCase):
     )  # fmt: skip
     shared = _plan(self._folder, 'cd', functools.partial(_square, ran=ran))
     both = alone._replace(tasks=[*alone.tasks, *shared.tasks])
-    (rows,) = sweep.run([both], 1, lambda text: None)
+    (rows,) = cell_sweep.run([both], 1, lambda text: None)
     self.assertEqual(ran, ['c', 'd', 'a', 'b'])
     self.assertEqual([row['name'] for row in rows], list('abcd'))
 
