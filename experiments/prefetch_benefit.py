@@ -26,6 +26,7 @@ that a step uses: what llama.cpp does where it copies used experts to the
 device. Its other way, with experts on the CPU, is not simulated, and its
 program is not run here.
 """
+_NO_CACHE = 'over no cache'
 _UNGUARDED = ':guarded=false'
 _HURTS = 0.995  # Below, a prefetcher costs more than a draw of routing would.
 
@@ -122,7 +123,7 @@ def over(rows: Sequence[study.Row]) -> dict[str, dict[float, float]]:
           ratio = ours / best['tokens_per_s']
           found.setdefault(words, {})[cache] = ratio
     if slow:
-      found.setdefault('over no cache', {})[cache] = ours / slow
+      found.setdefault(_NO_CACHE, {})[cache] = ours / slow
   return found
 
 
@@ -135,9 +136,12 @@ def say(rows: Sequence[study.Row]) -> list[str]:
   """What the rows show, a sentence each."""
   found = [_hurting(name, own) for name, own in benefits(rows).items()]
   for name, own in over(rows).items():
-    bar = claims.LLAMA if name == 'over no cache' else claims.PREFETCH
     cells = {f'{cache:.1%}': ratio for cache, ratio in own.items()}
-    found.append(claims.reached(f'Runahead {name}:', cells, bar))
+    what = f'Runahead {name}:'
+    if name == _NO_CACHE:
+      found.append(claims.over_no_cache(what, cells))
+    else:
+      found.append(claims.reached(what, cells, claims.PREFETCH))
   return found
 
 

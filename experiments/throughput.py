@@ -247,11 +247,10 @@ def say(place: str, found: Sequence[Ratio]) -> list[str]:
   """What the ratios of a place show, a sentence each."""
   own = [each for each in found if each.place == place]
   said = [
-    claims.reached(
-      f'{place}: over no cache', {r.words: r.none for r in own if r.none},
-      claims.LLAMA,
+    claims.over_no_cache(
+      f'{place}: over no cache', {r.words: r.none for r in own if r.none}
     )
-  ]  # fmt: skip
+  ]
   for name, words in (
     ('published', 'over the fastest unguarded prefetcher with LRU'),
     ('prefetch', 'over the fastest prefetcher of all'),

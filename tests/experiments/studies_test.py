@@ -79,7 +79,7 @@ class BenefitTest(parameterized.TestCase):
     self.assertIn(real + over, ' '.join(said))
     self.assertIn('fastest oracle with lru: it is 0.50', ' '.join(said))
     self.assertIn('over no cache: it is 8.00', said[-1])
-    self.assertIn('3.46 of the article is reproduced in 2 of 2', said[-1])
+    self.assertIn('3.46 of the article is reached in 2 of 2', said[-1])
 
 
 class ThroughputTest(absltest.TestCase):
@@ -104,12 +104,12 @@ class ThroughputTest(absltest.TestCase):
 
   def test_sentences_follow(self):
     said = throughput.say('rtx4090', throughput.ratios(self._rows(50)))
-    self.assertIn('3.46 of the article is reproduced in 1 of 1', said[0])
+    self.assertIn('3.46 of the article is reached in 1 of 1', said[0])
     self.assertIn('1.55 of the article is reproduced in 1 of 1', said[1])
     self.assertIn('1.55 of the article is not reproduced in any', said[2])
     self.assertIn('above 1 / max(s, 1 - s) in 1 of 1 cells', said[3])
     slow = throughput.say('rtx4090', throughput.ratios(self._rows(31)))
-    self.assertIn('3.46 of the article is not reproduced in any', slow[0])
+    self.assertIn('3.46 of the article is not reached in any', slow[0])
     self.assertIn('above 1 / max(s, 1 - s) in 0 of 1 cells', slow[3])
 
 
