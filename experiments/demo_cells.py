@@ -28,8 +28,8 @@ class Settings:
   Attributes:
     rows: requests that can decode at once; cells have fewer or as many.
     link: slow enough that it matters beside this model.
-    tokens: of all requests of a cell together, and so
-    new_tokens: of every request, at least and at most.
+    tokens: that all requests of a cell generate together, within
+    new_tokens: of each of them, at least and at most.
     warmup: of these, before the measured window.
     temperature: texts that differ, though there are few prompts.
     seed: request n draws with seed + n.
