@@ -37,8 +37,8 @@ class Settings:
 
   rows: int = 64
   link: str = 'throttled:0.17'
-  tokens: int = 192
-  new_tokens: tuple[int, int] = (8, 32)
+  tokens: int = 160
+  new_tokens: tuple[int, int] = (8, 24)
   warmup: int = 3
   temperature: float = 0.7
   seed: int = 0

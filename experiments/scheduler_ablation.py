@@ -17,10 +17,10 @@ from bevy_jax.experiments import (
 NAME = 'scheduler_ablation'
 ABOUT = """
 Runahead with `reuse` as eviction and prefetches of `mixture` on an idle link,
-and the same with one of its ideas taken out. Hops are put in instead: without
-kernels they are off, since a program pays for every layer that it may cross;
-they save launches, which is worth most where a launch is dear (h200). Self-
-balancing is what it measures of link and device: how far requests may run
+and the same with one of its ideas taken out. Hops are put in instead, for the
+simulator has them off: they save the host launches, but a program reads the
+shared weights of every layer that it may cross, whether anybody does or not.
+Self-balancing is what it measures of link and device: how far requests may run
 ahead, and whether ready groups wait for others. Simulated decoding of recorded
 routing.
 """

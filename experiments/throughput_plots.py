@@ -85,6 +85,8 @@ def ratios(found: Sequence['throughput.Ratio']) -> Any:
       ):
         y = [getattr(each, values) or np.nan for each in here]
         panel.plot(x, y, **look | named)
+        if np.isnan(y).all() and not number:
+          panel.text(0.5, 0.5, 'none ran', transform=panel.transAxes)
       share = [each.share for each in here]
       line[3].plot(
         share, [r.lockstep for r in here], **look | {'linestyle': ''}
@@ -108,6 +110,7 @@ def _dress(line: Sequence[Any], place: str, requests: Sequence[int]) -> None:
   figures_style.level(line[0], claims.LLAMA, 'article: 3.46 over llama.cpp')
   for panel in line[1:3]:
     figures_style.level(panel, claims.PREFETCH, 'article: 1.55')
+    panel.set_ylim(top=max(1.75, panel.get_ylim()[1]))
   shares = np.linspace(0.001, 0.999, 200)
   line[3].plot(
     shares, [claims.overlap(s) for s in shares], color='#333333', linewidth=1
