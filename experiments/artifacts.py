@@ -21,11 +21,16 @@ def begin(folder: pathlib.Path, made: study.Study) -> None:
   facts = _facts(made)
   path = folder / _CONFIG
   if path.exists():
-    before = json.loads(path.read_text(encoding='utf-8')).get('config')
-    if before != facts['config']:
+    before = json.loads(path.read_text(encoding='utf-8'))['config']
+    other = [
+      f'{name} is {before.get(name)} there and {value} here'
+      for name, value in facts['config'].items()
+      if before.get(name) != value
+    ]
+    if other:
       raise ValueError(
-        f'{folder} holds results of another configuration: {before}; asked '
-        f'for is {facts["config"]}. Name another folder, or remove that one.'
+        f'{folder} holds results of another configuration: {"; ".join(other)}. '
+        'Name another folder, or remove that one.'
       )
   _write(path, facts)
 
