@@ -11,7 +11,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bevy_jax import busy, events
 
@@ -21,6 +21,24 @@ _Landed = list[tuple[events.LoadLanded, busy.Load]]
 _MACHINE, _REQUESTS = 1, 2  # Processes, as Perfetto calls groups of tracks.
 _TRACKS = {'device': 1, 'link': 2, 'host': 3, 'disk': 4}
 _SECTIONS = tuple(field.name for field in dataclasses.fields(events.HostTime))
+
+
+class Wait(NamedTuple):
+  """A request between two launches.
+
+  Attributes:
+    request: who.
+    layer: the MoE layer at which it waits, -1 where its first launch is due.
+    experts: ids that it needs there.
+    missing: how many of them were not resident when its router named them.
+    span: from that moment to the begin of the launch that takes it on.
+  """
+
+  request: int
+  layer: int
+  experts: tuple[int, ...]
+  missing: int
+  span: busy.Span
 
 
 def make(log: Sequence[events.Event], experts: int) -> list[Record]:
@@ -182,28 +200,41 @@ def _host(log: Sequence[events.Event]) -> Iterator[Record]:
     before, free = now, event.time
 
 
+def waits(log: Sequence[events.Event]) -> Iterator[Wait]:
+  """What requests do between launches, by when it ends."""
+  since: dict[int, events.Routed | events.Admitted] = {}
+  for event in log:
+    if isinstance(event, events.Admitted | events.Routed):
+      since[event.request] = event
+    elif isinstance(event, events.Finished):
+      since.pop(event.request, None)
+    elif isinstance(event, events.LaunchBegun):
+      for request in event.requests:
+        found = since.pop(request, None)
+        if isinstance(found, events.Admitted):
+          yield Wait(request, -1, (), 0, (found.time, event.time))
+        elif found is not None:
+          span, missing = (found.time, event.time), len(found.experts)
+          missing -= found.hits
+          yield Wait(request, found.layer, found.experts, missing, span)
+
+
 def _requests(
   log: Sequence[events.Event], launches: Sequence[busy.Ran]
 ) -> Iterator[Record]:
   """Each request in a launch, and in between what it waits for."""
-  ends = {ran.event.launch: ran.end for ran in launches}
-  since: dict[int, tuple[int, str]] = {}
-  for event in log:
-    if isinstance(event, events.Admitted):
-      since[event.request] = event.time, 'admitted'
-    elif isinstance(event, events.Routed):
-      missing = len(event.experts) - event.hits
+  for wait in waits(log):
+    words = 'admitted'
+    if wait.layer >= 0:
+      missing = wait.missing
       words = f'waits for {missing} experts' if missing else 'ready'
-      since[event.request] = event.time, f'{words}, layer {event.layer}'
-    elif isinstance(event, events.Finished):
-      since.pop(event.request, None)
-    elif isinstance(event, events.LaunchBegun) and event.launch in ends:
-      for request in event.requests:
-        begun, words = since.pop(request, (event.time, ''))
-        if event.time > begun:
-          yield _slice(request, words, (begun, event.time), _REQUESTS)
-        span = event.time, ends[event.launch]
-        yield _slice(request, _launch_name(event), span, _REQUESTS)
+      words = f'{words}, layer {wait.layer}'
+    if wait.span[1] > wait.span[0]:
+      yield _slice(wait.request, words, wait.span, _REQUESTS)
+  for ran in launches:
+    name, span = _launch_name(ran.event), (ran.event.time, ran.end)
+    for request in ran.event.requests:
+      yield _slice(request, name, span, _REQUESTS)
 
 
 def _flows(

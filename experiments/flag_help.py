@@ -12,8 +12,8 @@ _WIDTH, _COLUMN = 79, 26
 # A flag means the same wherever it is, so it stands under the same topic.
 TOPICS = {
   'What runs': 'config source trace model llama_batched_bench gguf '
-  'llama_args model_shape shape layers experts top_k forms cells schedulers '
-  'scheduler evictions eviction prefetchers prefetch compare variants routing '
+  'llama_args only demo model_shape shape layers experts top_k forms cells '
+  'schedulers scheduler evictions eviction prefetchers prefetch compare variants routing '
   'axes hops kernels set',
   'Memory and link': 'cache caches cache_gib host_gib capacity capacities '
   'requests context link platform expert_mb layer_mb head_mb '
@@ -25,7 +25,7 @@ TOPICS = {
   'gib steps plan_minutes stretch_minutes limit_s redo executor jobs address '
   'bounds',
   'Where it goes': 'workdir report csv out target folder record events '
-  'timeline',
+  'timeline begin_ms length_ms',
   'How it is told': 'quiet json debug',
 }
 _OTHER = 'Else'
