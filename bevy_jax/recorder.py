@@ -1,5 +1,6 @@
 """What the kernels of decode launches are, captured for graphs of our own."""
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -290,10 +291,7 @@ def record(
     for group in kinds.groups:
       # The head and a hop behind it: all kernels that there are.
       for place in sorted(kinds.longest)[:2]:
-
-        def plan(given: Given, control: Any, at: Any = (place, group)) -> Any:
-          return list(itertools.islice(begin(*at, given, control), 2))
-
+        plan = functools.partial(_two_hops, begin, place, group)
         jax.eval_shape(plan, given, controls[group])
     recorder.compile()
     for group, place in itertools.product(kinds.groups, kinds.longest):
@@ -307,6 +305,10 @@ def record(
         recorder.turn(len(hops))
       chains[group, place] = graphs.Chain(controls[group], hops)
   return chains, given, recorder
+
+
+def _two_hops(begin: Callable[..., Any], *arguments: Any) -> list[Any]:
+  return list(itertools.islice(begin(*arguments), 2))
 
 
 def _abstract(array: Any) -> jax.ShapeDtypeStruct:

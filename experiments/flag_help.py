@@ -13,8 +13,8 @@ _WIDTH, _COLUMN = 79, 26
 TOPICS = {
   'What runs': 'config source trace model llama_batched_bench gguf '
   'llama_args only demo model_shape shape layers experts top_k forms cells '
-  'schedulers scheduler evictions eviction prefetchers prefetch compare variants routing '
-  'axes hops kernels set',
+  'schedulers scheduler evictions eviction prefetchers prefetch compare '
+  'variants routing axes hops kernels set',
   'Memory and link': 'cache caches cache_gib host_gib capacity capacities '
   'requests context link platform expert_mb layer_mb head_mb '
   'priority share block readers depth group zero_point',

@@ -52,7 +52,8 @@ class Runtime(cuda.Runtime):
 
   def chain(self, steps: Sequence[Captured | Copy]) -> Graph:
     """A graph that takes these steps one behind the other."""
-    graph, before = self._call('cudaGraphCreate', 0), []
+    graph = self._call('cudaGraphCreate', 0)
+    before: list[Any] = []
     for step in steps:
       given = graph, before or None, len(before)
       if isinstance(step, Copy):
