@@ -7,7 +7,7 @@ stream that it computes on, kernel by kernel, and chained. That is safe because:
 
 - Every array that a kernel is given, or writes, is held for as long as the
   graphs are. State and caches, which launches of XLA give up and get back, stay
-  where they are (`Graphs.check`).
+  where they are (`Launches.check`).
 - Graphs run on XLA's own stream, so nothing overlaps. What XLA begins from a
   thread of its own may come before or behind a graph: each launch depends on
   what the host has seen the end of, and on nothing else.
