@@ -15,7 +15,7 @@ from bevy_jax.experiments import cell_figures, simulation, study
 _COUNTING = ('transition', 'popularity', 'mixture')
 # Tokens of a part of a request: the fewer there are, the less is measured, but
 # many requests fill a cache within few of them.
-_LEAST, _PART = 4, 16
+_LEAST, _PART = 4, 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
