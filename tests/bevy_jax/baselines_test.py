@@ -91,6 +91,12 @@ class LockstepTest(absltest.TestCase):
       launch = lockstep.launch(_view([a], (0b10, 0b10)))
       self.assertEqual((launch.hops, launch.together), (hops, True))
 
+  def test_hops_end_where_a_load_is_likely(self):
+    """Seen to fail with all the hops that are asked for."""
+    view = _view([_progress(0, 0, 1)], (0b10, 0b10))
+    view.pace.loads = 0.6
+    self.assertEqual(baselines.Lockstep(hops=2).launch(view).hops, 1)
+
 
 class LagFirstTest(parameterized.TestCase):
   @parameterized.parameters(

@@ -51,6 +51,13 @@ class PaceTest(absltest.TestCase):
     self.assertAlmostEqual(pace.expert, 30, delta=0.2)
     self.assertAlmostEqual(pace.cost(10), 800, delta=2)
     self.assertAlmostEqual(pace.loads, 1)
+    self.assertAlmostEqual(pace.clear, 1)
+
+  def test_layers_between_loads(self):
+    pace = pace_lib.Pace()
+    self.assertEqual(pace.clear, float('inf'))
+    pace.loads = 0.25
+    self.assertEqual(pace.clear, 4)
 
   def test_without_variety_all_of_it_is_fixed(self):
     pace = pace_lib.Pace()

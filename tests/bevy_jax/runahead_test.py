@@ -97,6 +97,64 @@ class LaunchTest(parameterized.TestCase):
       launch = runahead.Runahead(near=None).launch(view)
     self.assertEqual(launch and launch.group, [next_one])
 
+  @parameterized.parameters(
+    # Loads a layer, hops asked for -> hops of the launch.
+    (1.5, 8, 2), (0.5, 8, 2), (0.25, 8, 4), (1.5, 1, 1), (0.25, 2, 2),
+  )  # fmt: skip
+  def test_no_further_than_a_load_is_likely(self, loads, asked, hops):
+    """Seen to fail with as many hops as are asked for."""
+    view = _long_view([_progress(0, 0, 0)], 0b1)
+    view.pace.loads = loads
+    launch = dataclasses.replace(_PLAIN, hops=asked).launch(view)
+    self.assertEqual(launch and launch.hops, hops)
+
+
+class AbreastTest(parameterized.TestCase):
+  """Loads are rarer than long launches.
+
+  Seen to fail with a launch while another is in flight, without those who
+  are ready where the link is idle, with hops past the head, and with rows
+  together of which some are ahead.
+  """
+
+  rule = runahead.Runahead(hops=4)
+
+  def test_all_go_together_to_the_head(self):
+    group = [_progress(0, 0, 0), _progress(1, 0, 0)]
+    launch = self.rule.launch(_long_view(group, 0b1))
+    self.assertEqual(launch, (0, group, 0b1, True, 4, True))
+    late = [_progress(0, 6, 0)]
+    launch = self.rule.launch(_long_view(late, 0b1, layers=8))
+    self.assertEqual((launch.layer, launch.hops), (6, 2))
+
+  def test_who_lags_goes_alone_to_the_others(self):
+    ahead, behind = _progress(0, 3, 0), _progress(1, 0, 0)
+    launch = self.rule.launch(_long_view([ahead, behind], 0b1))
+    self.assertEqual(launch, (0, [behind], 0b1, True, 3, False))
+
+  def test_everybody_waits_for_a_load_that_is_under_way(self):
+    group = [_progress(0, 0, 0), _progress(1, 0, 1)]
+    view = _long_view(group, 0b1)
+    view.loading[0] = 0b10
+    self.assertIsNone(self.rule.launch(view))
+    # Nothing would end the wait.
+    view.loading[0] = 0
+    self.assertEqual(self.rule.launch(view).group, group[:1])
+
+  def test_one_launch_at_a_time(self):
+    view = _long_view([_progress(0, 0, 0)], 0b1)
+    view.in_flight = 1
+    self.assertIsNone(self.rule.launch(view))
+
+
+def _long_view(waiting, resident, layers=8):
+  """All layers have the same experts; nothing asks for a load so far."""
+  for p in waiting:
+    p.layer = p.position % layers
+  view = _view(waiting, [resident] * layers)
+  view.loading = [0] * layers
+  return view
+
 
 if __name__ == '__main__':
   absltest.main()
