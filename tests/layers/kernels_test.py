@@ -5,7 +5,8 @@ outputs .1 % off, 4-bit values not shifted, zero points without theirs, waves
 taken from the wrong place, the new key's value left out, a window one too wide,
 the new position read from the cache, a row that stops writing its key or its
 stream, ties to the highest id, a missing expert passed over, padding that
-reads a slot.
+reads a slot; a likeliest token that is padding, or the last of several; a row
+that stopped and draws; padding that holds all others back.
 """
 
 import dataclasses
