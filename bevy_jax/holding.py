@@ -6,7 +6,6 @@ are read twice. Which of them counts depends on what is short.
 """
 
 import operator
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from bevy_jax import protocols
@@ -44,7 +43,11 @@ def pays(view: protocols.View, launch: protocols.Launch) -> bool:
   short = min(1.0, max(0.0, (pace.balance - low) / (high - low)))
   if not short:
     return False
-  size, free = float(launch.experts.bit_count()), pace.device_free
+  free = pace.device_free
+  joiners = _joiners(view, launch, free)
+  if not joiners:
+    return False
+  size = float(launch.experts.bit_count())
   cost, slack = pace.cost(size), 0.0
   if pace.loads:
     slack = max(0.0, _backlog(view) - cost - pace.device / pace.loads)
@@ -52,7 +55,7 @@ def pays(view: protocols.View, launch: protocols.Launch) -> bool:
   apart = pace.fixed
   if launch.layer == len(view.resident) - 1:
     apart += pace.head
-  for eta, experts, known in sorted(_joiners(view, launch, free)):
+  for eta, experts, known in sorted(joiners):
     # As much as chance says, where it is not known.
     shared = known if known >= 0 else experts * size / view.experts
     saved += apart + pace.expert * shared
@@ -76,30 +79,49 @@ def _backlog(view: protocols.View) -> float:
 
 def _joiners(
   view: protocols.View, launch: protocols.Launch, free: float
-) -> Iterator[_Joiner]:
+) -> list[_Joiner]:
   """Who is at the group's layer or not far behind, if all goes well.
 
   `free` is when the device will have done what it has.
   """
-  pace, layers = view.pace, len(view.resident)
-  rows = {p.row for p in launch.group}
-  step = pace.cost(launch.experts.bit_count() / len(rows))
+  at, layers, group = launch.layer, len(view.resident), launch.group
   flying: dict[int, int] = {}
   for p in view.flying:
-    flying[p.layer] = flying.get(p.layer, 0) | p.need
-  for layer, need in flying.items():
-    behind = (launch.layer - layer - 1) % layers
-    if behind <= _NEAR:
-      yield _Joiner(free + behind * step, need.bit_count(), -1)
+    if (at - p.layer - 1) % layers <= _NEAR:
+      flying[p.layer] = flying.get(p.layer, 0) | p.need
+  waiting = [
+    p
+    for p in view.waiting
+    if (at - p.layer) % layers <= _NEAR and p not in group
+  ]
+  if not flying and not waiting:
+    return []
+  step = view.pace.cost(launch.experts.bit_count() / len(group))
+  found = [
+    _Joiner(free + (at - layer - 1) % layers * step, need.bit_count(), -1)
+    for layer, need in flying.items()
+  ]
+  lands = _landings(view) if waiting else {}
+  for p in waiting:
+    behind = (at - p.layer) % layers
+    eta = lands.get(p.row, view.pace.now) + behind * step
+    shared = -1 if behind else (p.need & launch.experts).bit_count()
+    found.append(_Joiner(eta, p.need.bit_count(), shared))
+  return found
+
+
+def _landings(view: protocols.View) -> dict[int, float]:
+  """When all is there that a row misses; without the rows that miss nothing.
+
+  Loads come in the order of lag, behind what the link has.
+  """
+  pace, resident = view.pace, view.resident
   lands, asked = pace.link_free, list(view.loading)
+  found: dict[int, float] = {}
   for p in sorted(view.waiting, key=_BY_POSITION):
-    if missing := p.need & ~view.resident[p.layer]:
+    if missing := p.need & ~resident[p.layer]:
       away = missing & ~asked[p.layer]
       asked[p.layer] |= away
       lands += away.bit_count() * pace.load
-    behind = (launch.layer - p.layer) % layers
-    if p.row in rows or behind > _NEAR:
-      continue
-    eta = (lands if missing else pace.now) + behind * step
-    shared = -1 if behind else (p.need & launch.experts).bit_count()
-    yield _Joiner(eta, p.need.bit_count(), shared)
+      found[p.row] = lands
+  return found
