@@ -78,15 +78,14 @@ def reach(
     return launch
   layer, layers, group = launch.layer, len(view.resident), launch.group
   others = [p for p in view.waiting if p not in group]
-  met = {p.layer - layer for p in others}
-  met.update([p.layer + 1 - layer for p in view.flying])
-  for ahead in met:
-    hops = min(hops, ahead % layers or layers)
+  met = [p.layer for p in others] + [p.layer + 1 for p in view.flying]
+  hops = min([hops, *[(at - layer) % layers or layers for at in met]])
   if hops > 1 and max_lag is not None and (others or view.flying):
     floor = min([p.position for p in others + view.flying])
     first = max([p.position for p in group])
     hops = max(1, min(hops, floor + max_lag - first + 1))
-  return launch if hops == launch.hops else launch._replace(hops=hops)
+  # `_replace` takes three times as long.
+  return protocols.Launch(layer, group, *launch[2:4], hops, launch.together)
 
 
 def union(group: Sequence[request_lib.Progress]) -> int:
