@@ -110,7 +110,8 @@ class Engine:
       if self.busy:
         self._executor.wait()
       return
-    self._admit()
+    if self._queue:
+      self._admit()
     settled = self._host.settle - settled  # It has a section of its own.
     self._host.poll += self._executor.now() - begun - settled
     self._load()
@@ -129,7 +130,7 @@ class Engine:
   # Admission and prefill.
 
   def _admit(self) -> None:
-    if self._prefill is not None or not self._queue:
+    if self._prefill is not None:
       return
     group = []
     for row, held in enumerate(self._rows):
@@ -214,10 +215,10 @@ class Engine:
 
   def _load(self) -> None:
     clock, prefill = self._executor.now, self._prefill
-    idle = prefill is not None and (prefill.layer < 0 or prefill.in_flight)
-    if self._loads.full or idle:
-      return
-    if prefill is None and not self._loads.due(self.view.waiting):
+    if prefill is None:
+      if not self._loads.due(self.view.waiting) or self._loads.full:
+        return
+    elif self._loads.full or prefill.layer < 0 or prefill.in_flight:
       return
     self._answers.settle()  # Victims and guesses depend on what it tells.
     begun = clock()
@@ -287,4 +288,4 @@ class Engine:
 
   def _set_floor(self) -> None:
     positions = [p.position for p in self._rows if p is not None]
-    self.view.floor = min(positions, default=0)
+    self.view.floor = min(positions) if positions else 0

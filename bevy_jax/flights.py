@@ -73,9 +73,10 @@ class Flights:
     )
     later = [(layer + hop) % layers for hop in range(1, hops)]
     self.begin(batch, launch.group, later)
+    waiting = self._view.waiting
     for p in launch.group:
       p.in_flight = True
-      self._view.waiting.remove(p)
+      waiting.remove(p)
 
   def begin(
     self,
@@ -85,7 +86,7 @@ class Flights:
   ) -> None:
     """Begins a launch that carries a group; it may cross `later` layers."""
     number, self._count = self._count, self._count + 1
-    now, host = self.clock(), tuple(self.host)
+    now, host = self.clock(), self.host.told()
     # The device first, the books afterwards: it may be idle until then.
     self._executor.launch(number, batch)
     table, layer, experts = self._table, batch.layer, batch.experts
