@@ -104,16 +104,15 @@ class Answers:
       came = _came(hop, len(group))
       if over:
         came = _without(came, over)
-      read = 0
-      if number:
-        for place in came.places:
-          read |= group[place].need
-      note.came.append(came)
-      note.read.append(read)
-      for place, need, ids in zip(*came[:2], came.hop.choices, strict=True):
+      read, choices = 0, came.hop.choices
+      for place, need, ids in zip(came.places, came.needs, choices, strict=True):
         p = group[place]
+        if number:
+          read |= p.need
         p.need, p.choices = need, ids
         crossed[place] = number + 1
+      note.came.append(came)
+      note.read.append(read)
       if number == head or not all(hop.sound):
         self._end(group, came, over, head=number == head)
     decoded = flight.kind == 'decode'
@@ -130,8 +129,9 @@ class Answers:
     """Rows that a launch has carried wait again."""
     for p in group:
       p.in_flight = False
-    self._view.waiting += group
-    self._view.waiting.sort(key=_BY_ROW)
+    waiting = self._view.waiting
+    waiting += group
+    waiting.sort(key=_BY_ROW)
 
   def leave(self, p: request_lib.Progress, reason: str, time: int) -> None:
     """Tells that a request has ended; its row is free."""
@@ -142,9 +142,9 @@ class Answers:
 
   def settle(self) -> None:
     """Tells what has not been told, in order."""
-    notes, log, clock = self._notes, self._log, self._flights.clock
-    if not notes:
+    if not self._notes:
       return
+    notes, log, clock = self._notes, self._log, self._flights.clock
     begun = clock()
     self._notes = []
     first = notes[0].at
@@ -209,24 +209,25 @@ class Answers:
     came, log, group = note.came[number], self._log.append, flight.group
     layer = (flight.layer + number + 1) % self._layers
     resident = self._view.resident[layer]
-    head, hop = _head(flight, self._layers), came.hop
-    behind = int(number >= head >= 0)
+    head, choices = _head(flight, self._layers), came.hop.choices
+    behind = 1 if number >= head >= 0 else 0
     further = number + 1 if flight.kind == 'decode' else 0
-    over = {p: why for p, why in over.items() if note.crossed[p] == number + 1}
-    for place, need, choices in zip(*came[:2], hop.choices, strict=True):
+    if over:
+      over = {p: over[p] for p in over if note.crossed[p] == number + 1}
+    for place, need, ids in zip(came.places, came.needs, choices, strict=True):
       p, (position, tokens) = group[place], note.starts[place]
       if number == head:
         self._tell_token(note, came, place)
-      if place in over:
+      if over and place in over:
         self.leave(p, over[place], time)
         continue
+      tokens, position = tokens + behind, position + further
       hits = (need & resident).bit_count()
       log(
         events.Routed(
-          time, p.request.number, tokens + behind, layer, choices, hits,
-          position + further,
+          time, p.request.number, tokens, layer, ids, hits, position
         )
-      )  # fmt: skip
+      )
     if over:
       came = _without(came, over)
     stay = [group[place] for place in came.places]

@@ -97,8 +97,7 @@ class View:
     for p in self.waiting:
       if p.layer == layer:
         union |= p.need
-    away = ~(self.resident[layer] | self.loading[layer])
-    return (union & away).bit_count()
+    return (union & ~self.resident[layer] & ~self.loading[layer]).bit_count()
 
 
 class Scheduler(Protocol):
