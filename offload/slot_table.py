@@ -197,8 +197,7 @@ class SlotTable:
       awaited[layer] = awaited.get(layer, 0) | bitmap
     before, self._awaited = self._awaited, awaited
     if awaited != before:
-      # Most layers are as they were.
-      for layer in dict(before.items() ^ awaited.items()):
+      for layer in before.keys() | awaited.keys():
         now = awaited.get(layer, 0)
         changed = (before.get(layer, 0) ^ now) & self.resident[layer]
         first = layer * self.experts
