@@ -95,7 +95,11 @@ class Answers:
     the device did. Returns how many layers each crossed, and how many experts
     it took behind the first one.
     """
-    group, layers, head = flight.group, self._layers, _head(flight, self._layers)
+    group, layers, head = (
+      flight.group,
+      self._layers,
+      _head(flight, self._layers),
+    )
     starts = [(p.position, len(p.generated)) for p in group]
     crossed = [0] * len(group)
     over: dict[int, str] = {}  # `dict[int, str]()` costs 1 us.
@@ -106,7 +110,9 @@ class Answers:
       if over:
         came = _without(came, over)
       read, choices = 0, came.hop.choices
-      for place, need, ids in zip(came.places, came.needs, choices, strict=True):
+      for place, need, ids in zip(
+        came.places, came.needs, choices, strict=True
+      ):
         p = group[place]
         if number:
           read |= p.need

@@ -12,7 +12,6 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
-from bevy_jax import config as config_lib
 from bevy_jax import (
   collector,
   device,
@@ -22,6 +21,7 @@ from bevy_jax import (
   policies,
   protocols,
 )
+from bevy_jax import config as config_lib
 from bevy_jax import engine as engine_lib
 from bevy_jax import request as request_lib
 from bevy_jax import text as text_lib

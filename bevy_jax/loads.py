@@ -124,10 +124,7 @@ class Loads:
     if self.guesses.on and self.in_flight < min(PREFETCHED, self._depth):
       return True
     here, coming = self._table.resident, self._table.loading
-    for p in waiting:
-      if p.need & ~here[p.layer] & ~coming[p.layer]:
-        return True
-    return False
+    return any([p.need & ~(here[p.layer] | coming[p.layer]) for p in waiting])
 
   def issue(
     self, wants: Sequence[protocols.Want], limit: int, cause: str
