@@ -10,7 +10,7 @@ names the class.
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 VERSION = 3
 
@@ -106,9 +106,8 @@ class HostTime:
   load: int = 0
   settle: int = 0
 
-  def told(self) -> tuple[int, ...]:
-    """As events keep it."""
-    return self.schedule, self.launch, self.poll, self.load, self.settle
+  def __iter__(self) -> Iterator[int]:
+    return iter((self.schedule, self.launch, self.poll, self.load, self.settle))
 
 
 @dataclasses.dataclass(slots=True)

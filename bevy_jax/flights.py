@@ -86,7 +86,7 @@ class Flights:
   ) -> None:
     """Begins a launch that carries a group; it may cross `later` layers."""
     number, self._count = self._count, self._count + 1
-    now, host = self.clock(), self.host.told()
+    now, host = self.clock(), tuple(self.host)
     # The device first, the books afterwards: it may be idle until then.
     self._executor.launch(number, batch)
     table, layer, experts = self._table, batch.layer, batch.experts
