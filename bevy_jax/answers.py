@@ -95,24 +95,20 @@ class Answers:
     the device did. Returns how many layers each crossed, and how many experts
     it took behind the first one.
     """
-    group, layers, head = (
-      flight.group,
-      self._layers,
-      _head(flight, self._layers),
-    )
+    group, layers = flight.group, self._layers
+    head = _head(flight, layers)
     starts = [(p.position, len(p.generated)) for p in group]
     crossed = [0] * len(group)
-    over: dict[int, str] = {}  # `dict[int, str]()` costs 1 us.
+    over: dict[int, str] = {}  # `dict[int, str]()` costs .7 us.
     note = _Note(len(self._log), flight, ended, starts, [], [], crossed, over)
     self._notes.append(note)
     for number, hop in enumerate(ended.hops):
       came = _came(hop, len(group))
       if over:
         came = _without(came, over)
-      read, choices = 0, came.hop.choices
-      for place, need, ids in zip(
-        came.places, came.needs, choices, strict=True
-      ):
+      places, needs, hop = came
+      read = 0
+      for place, need, ids in zip(places, needs, hop.choices, strict=True):
         p = group[place]
         if number:
           read |= p.need

@@ -59,8 +59,8 @@ class SlotTable:
     self.key_of = [-1] * slots
     self.resident = [0] * layers
     self.loading = [0] * layers
-    # Few values are had and set in a third of the time without NumPy, whose
-    # code is seldom in the processor's cache when it is called now and then.
+    # No NumPy where few values are had or set: its code is seldom in the
+    # processor's cache when it is called now and then.
     self._slots = array.array('i', [-1]) * (layers * experts)
     self._none = array.array('i', [-1]) * experts
     self.resident_slots = np.frombuffer(self._slots, np.int32).reshape(
