@@ -132,9 +132,8 @@ class Answers:
     """Rows that a launch has carried wait again."""
     for p in group:
       p.in_flight = False
-    waiting = self._view.waiting
-    waiting += group
-    waiting.sort(key=_BY_ROW)
+    self._view.waiting += group
+    self._view.waiting.sort(key=_BY_ROW)
 
   def leave(self, p: request_lib.Progress, reason: str, time: int) -> None:
     """Tells that a request has ended; its row is free."""
@@ -145,9 +144,9 @@ class Answers:
 
   def settle(self) -> None:
     """Tells what has not been told, in order."""
-    if not self._notes:
-      return
     notes, log, clock = self._notes, self._log, self._flights.clock
+    if not notes:
+      return
     begun = clock()
     self._notes = []
     first = notes[0].at

@@ -110,8 +110,7 @@ class Engine:
       if self.busy:
         self._executor.wait()
       return
-    if self._queue:
-      self._admit()
+    self._admit()
     settled = self._host.settle - settled  # It has a section of its own.
     self._host.poll += self._executor.now() - begun - settled
     self._load()
@@ -130,7 +129,7 @@ class Engine:
   # Admission and prefill.
 
   def _admit(self) -> None:
-    if self._prefill is not None:
+    if self._prefill is not None or not self._queue:
       return
     group = []
     for row, held in enumerate(self._rows):
@@ -215,10 +214,10 @@ class Engine:
 
   def _load(self) -> None:
     clock, prefill = self._executor.now, self._prefill
-    if prefill is None:
-      if not self._loads.due(self.view.waiting) or self._loads.full:
-        return
-    elif self._loads.full or prefill.layer < 0 or prefill.in_flight:
+    idle = prefill is not None and (prefill.layer < 0 or prefill.in_flight)
+    if self._loads.full or idle:
+      return
+    if prefill is None and not self._loads.due(self.view.waiting):
       return
     self._answers.settle()  # Victims and guesses depend on what it tells.
     begun = clock()
@@ -288,4 +287,4 @@ class Engine:
 
   def _set_floor(self) -> None:
     positions = [p.position for p in self._rows if p is not None]
-    self.view.floor = min(positions) if positions else 0
+    self.view.floor = min(positions, default=0)

@@ -73,10 +73,9 @@ class Flights:
     )
     later = [(layer + hop) % layers for hop in range(1, hops)]
     self.begin(batch, launch.group, later)
-    waiting = self._view.waiting
     for p in launch.group:
       p.in_flight = True
-      waiting.remove(p)
+      self._view.waiting.remove(p)
 
   def begin(
     self,

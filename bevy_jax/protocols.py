@@ -97,7 +97,8 @@ class View:
     for p in self.waiting:
       if p.layer == layer:
         union |= p.need
-    return (union & ~self.resident[layer] & ~self.loading[layer]).bit_count()
+    away = ~(self.resident[layer] | self.loading[layer])
+    return (union & away).bit_count()
 
 
 class Scheduler(Protocol):

@@ -44,9 +44,8 @@ class Runahead(lagging.SchedulerBase):
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: ready requests of the most lagging ready layer."""
-    clear = view.pace.clear
-    hops = int(min(self.hops, max(_LEAST, clear)))
-    if clear >= self.hops > 1:
+    hops = int(min(self.hops, max(_LEAST, view.pace.clear)))
+    if view.pace.clear >= self.hops > 1:
       launch = self._abreast(view, hops)
       if launch is not None or view.in_flight or any(view.loading):
         return launch
@@ -54,11 +53,11 @@ class Runahead(lagging.SchedulerBase):
     ready = lagging.ready(view, lag)
     tried: set[int] = set()
     for first in sorted(ready, key=_BY_POSITION):
-      layer = first.layer
-      if layer in tried:
+      if first.layer in tried:
         continue
-      tried.add(layer)
-      launch = lagging.together([p for p in ready if p.layer == layer])
+      tried.add(first.layer)
+      group = [p for p in ready if p.layer == first.layer]
+      launch = lagging.together(group)
       if not self.hold or not holding.pays(view, launch):
         return lagging.reach(view, launch, hops, lag)
     return None
