@@ -248,7 +248,7 @@ class Engine:
       launched = self._launch_prefill(self._prefill)
       self._host.launch += clock() - begun
       return launched
-    if not self.view.waiting or self.view.in_flight >= self._scheduler.depth:
+    if self.view.in_flight >= self._scheduler.depth:
       return False
     launch = self._scheduler.launch(self.view)
     self._host.schedule += clock() - begun
