@@ -1,12 +1,11 @@
 """What launches answer: rows move at once, and all else is told afterwards."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 from bevy_jax import events, protocols
 from bevy_jax import flights as flights_lib
-from bevy_jax import guesses as guesses_lib
 from bevy_jax import loads as loads_lib
 from bevy_jax import request as request_lib
 
@@ -17,6 +16,20 @@ _BY_ROW = operator.attrgetter('row')
 _UNSOUND = 'error: a value in the model was not finite'
 
 
+class _Came(NamedTuple):
+  """Who came to a router; nobody who had ended before.
+
+  Attributes:
+    places: theirs in the launch.
+    needs: what they use there, as bitmaps.
+    hop: what the router answers of them.
+  """
+
+  places: Sequence[int]
+  needs: list[int]
+  hop: protocols.Hop
+
+
 class _Note(NamedTuple):
   """An answer whose rows have moved and that has not been told.
 
@@ -25,8 +38,9 @@ class _Note(NamedTuple):
     flight: the launch.
     ended: what it answered.
     starts: position and tokens of each row when it began.
-    came: for each hop, of who came to its router: index in the hop's answer
-      and place in the launch. Nobody who had ended before.
+    came: for each hop, who came to its router.
+    read: for each hop, bitmap of the experts that brought them there from the
+      router before; 0 at the first one: the launch itself names those.
     crossed: how many layers each row has come further.
     over: why a row ended where it came to, by its place in the launch.
   """
@@ -35,7 +49,8 @@ class _Note(NamedTuple):
   flight: flights_lib.Flight
   ended: protocols.Ended
   starts: list[tuple[int, int]]
-  came: list[list[tuple[int, int]]]
+  came: list[_Came]
+  read: list[int]
   crossed: list[int]
   over: dict[int, str]
 
@@ -80,40 +95,38 @@ class Answers:
     the device did. Returns how many layers each crossed, and how many experts
     it took behind the first one.
     """
-    group, hops, layers = flight.group, ended.hops, self._layers
+    group, layers = flight.group, self._layers
+    head = _head(flight, layers)
     starts = [(p.position, len(p.generated)) for p in group]
-    crossed, over = [0] * len(group), dict[int, str]()
-    note = _Note(len(self._log), flight, ended, starts, [], crossed, over)
+    crossed = [0] * len(group)
+    over: dict[int, str] = {}  # `dict[int, str]()` costs .7 us.
+    note = _Note(len(self._log), flight, ended, starts, [], [], crossed, over)
     self._notes.append(note)
-    index = [0] * len(group)  # Of each row in the hop that it came to last.
-    read, head = 0, _head(flight, layers)
-    for number, hop in enumerate(hops):
-      came = list(enumerate(hop.places or range(len(group))))
+    for number, hop in enumerate(ended.hops):
+      came = _came(hop, len(group))
       if over:
-        came = [(i, place) for i, place in came if place not in over]
+        came = _without(came, over)
+      places, needs, hop = came
+      read = 0
+      for place, need, ids in zip(places, needs, hop.choices, strict=True):
+        p = group[place]
+        if number:
+          read |= p.need
+        p.need, p.choices = need, ids
+        crossed[place] = number + 1
       note.came.append(came)
-      if number:
-        before = hops[number - 1].choices
-        read += len(set().union(*[before[index[place]] for _, place in came]))
-      for i, place in came:
-        crossed[place], index[place] = number + 1, i
+      note.read.append(read)
       if number == head or not all(hop.sound):
-        self._end(group, hop, came, over, head=number == head)
-    stay = []
+        self._end(group, came, over, head=number == head)
     decoded = flight.kind == 'decode'
-    for place, p in enumerate(group):
-      if place in over:
-        continue
-      count = crossed[place]
+    for p, count in zip(group, crossed, strict=True):
       p.layer = (flight.layer + count) % layers
-      p.choices = tuple(hops[count - 1].choices[index[place]])
-      p.need = 0
-      for expert in p.choices:
-        p.need |= 1 << expert
-      p.position += count * decoded
-      stay.append(p)
-    self.back(stay)
-    return crossed, read
+      if decoded:
+        p.position += count
+    if over:
+      group = [p for place, p in enumerate(group) if place not in over]
+    self.back(group)
+    return crossed, sum([experts.bit_count() for experts in note.read])
 
   def back(self, group: Sequence[request_lib.Progress]) -> None:
     """Rows that a launch has carried wait again."""
@@ -148,14 +161,14 @@ class Answers:
   def _end(
     self,
     group: Sequence[request_lib.Progress],
-    hop: protocols.Hop,
-    came: Sequence[tuple[int, int]],
+    came: _Came,
     over: dict[int, str],
     *,
     head: bool,
   ) -> None:
     """Rows take their tokens behind a head; notes who ends, and why."""
-    for i, place in came:
+    hop = came.hop
+    for i, place in enumerate(came.places):
       p, reason = group[place], None
       if not hop.sound[i]:
         reason = _UNSOUND
@@ -180,12 +193,12 @@ class Answers:
   def _tell(self, note: _Note) -> None:
     """Hop by hop, as if each had been a launch of its own."""
     flight, ended = note.flight, note.ended
-    needs, read = [0] * len(flight.group), list[int]()
-    for number, came in enumerate(note.came):
-      if number:
+    read: list[int] = []
+    for number, experts in enumerate(note.read):
+      if experts:
         layer = (flight.layer + number) % self._layers
-        read += self._flights.read(layer, [needs[place] for _, place in came])
-      self._tell_hop(note, number, needs)
+        read += self._flights.read(layer, experts)
+      self._tell_hop(note, number)
     if flight.hops > 1:
       self._log.append(
         events.Crossed(
@@ -193,42 +206,44 @@ class Answers:
         )
       )
 
-  def _tell_hop(self, note: _Note, number: int, needs: list[int]) -> None:
+  def _tell_hop(self, note: _Note, number: int) -> None:
     """What a router has said of the rows that came to it."""
-    flight, time, hop = note.flight, note.ended.time, note.ended.hops[number]
+    flight, time, over = note.flight, note.ended.time, note.over
+    came, log, group = note.came[number], self._log.append, flight.group
     layer = (flight.layer + number + 1) % self._layers
-    decoded, head = flight.kind == 'decode', _head(flight, self._layers)
-    behind, further = int(number >= head >= 0), (number + 1) * decoded
-    resident, log = self._view.resident[layer], self._log.append
-    stay: list[guesses_lib.Came] = []
-    given: list[Sequence[Sequence[int]]] = []
-    for i, place in note.came[number]:
-      p, (position, tokens) = flight.group[place], note.starts[place]
-      if number == head and hop.sound[i]:
-        log(events.Token(time, p.request.number, tokens, hop.tokens[i]))
-        self._count_token()
-      if place in note.over and note.crossed[place] == number + 1:
-        self.leave(p, note.over[place], time)
+    resident = self._view.resident[layer]
+    head, choices = _head(flight, self._layers), came.hop.choices
+    behind = 1 if number >= head >= 0 else 0
+    further = number + 1 if flight.kind == 'decode' else 0
+    if over:
+      over = {p: over[p] for p in over if note.crossed[p] == number + 1}
+    for place, need, ids in zip(came.places, came.needs, choices, strict=True):
+      p, (position, tokens) = group[place], note.starts[place]
+      if number == head:
+        self._tell_token(note, came, place)
+      if over and place in over:
+        self.leave(p, over[place], time)
         continue
-      choices, need = tuple(hop.choices[i]), 0
-      for expert in choices:
-        need |= 1 << expert
-      needs[place] = need
+      tokens, position = tokens + behind, position + further
+      hits = (need & resident).bit_count()
       log(
         events.Routed(
-          time,
-          p.request.number,
-          tokens + behind,
-          layer,
-          choices,
-          (need & resident).bit_count(),
-          position + further,
+          time, p.request.number, tokens, layer, ids, hits, position
         )
       )
-      stay.append(guesses_lib.Came(p.request, p.row, choices, need))
-      if hop.guesses:
-        given.append(hop.guesses[i])
-    self._loads.revealed(time, layer, stay, given)
+    if over:
+      came = _without(came, over)
+    stay = [group[place] for place in came.places]
+    self._loads.revealed(time, layer, stay, came.needs, came.hop)
+
+  def _tell_token(self, note: _Note, came: _Came, place: int) -> None:
+    """A row has passed the head; what is not sound is no token."""
+    at = came.places.index(place)
+    if came.hop.sound[at]:
+      number = note.flight.group[place].request.number
+      tokens, token = note.starts[place][1], came.hop.tokens[at]
+      self._log.append(events.Token(note.ended.time, number, tokens, token))
+      self._count_token()
 
   def _count_token(self) -> None:
     self._tokens += 1
@@ -239,3 +254,30 @@ def _head(flight: flights_lib.Flight, layers: int) -> int:
   """The hop of a launch that lies behind the head; -1 where none does."""
   decoded = flight.kind == 'decode'
   return layers - 1 - flight.layer if decoded else -1
+
+
+def _came(hop: protocols.Hop, rows: int) -> _Came:
+  """Everybody who came to a router, of so many rows of the launch."""
+  needs = []
+  for choices in hop.choices:
+    need = 0
+    for expert in choices:
+      need |= 1 << expert
+    needs.append(need)
+  return _Came(hop.places or range(rows), needs, hop)
+
+
+def _without(came: _Came, gone: Container[int]) -> _Came:
+  """Those who came but for some places."""
+  hop = came.hop
+  kept = [i for i, place in enumerate(came.places) if place not in gone]
+  return _Came(
+    [came.places[i] for i in kept],
+    [came.needs[i] for i in kept],
+    protocols.Hop(
+      [hop.tokens[i] for i in kept],
+      [hop.sound[i] for i in kept],
+      [hop.choices[i] for i in kept],
+      [hop.guesses[i] for i in kept] if hop.guesses else (),
+    ),
+  )

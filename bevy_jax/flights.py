@@ -129,10 +129,7 @@ class Flights:
       self._table.release(layer, experts)
     return flight
 
-  def read(self, layer: int, needs: Sequence[int]) -> list[int]:
+  def read(self, layer: int, experts: int) -> list[int]:
     """Notes what a launch has read behind its first layer; gives the keys."""
-    experts = 0
-    for need in needs:
-      experts |= need
     self._table.read(layer, experts)
     return slot_table.bits(experts, layer * self._table.experts)

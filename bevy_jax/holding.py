@@ -6,10 +6,10 @@ are read twice. Which of them counts depends on what is short.
 """
 
 import operator
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from bevy_jax import protocols
+from bevy_jax import request as request_lib
 
 _BY_POSITION = operator.attrgetter('position')
 _NEAR = 4  # Layers behind a group from which others may still join it.
@@ -44,15 +44,29 @@ def pays(view: protocols.View, launch: protocols.Launch) -> bool:
   short = min(1.0, max(0.0, (pace.balance - low) / (high - low)))
   if not short:
     return False
-  size, free = float(launch.experts.bit_count()), pace.device_free
+  flying, waiting = _near(view, launch)
+  if not flying and not waiting:
+    return False
+  free, (lands, away) = pace.device_free, _landings(view)
+  size = float(launch.experts.bit_count())
   cost, slack = pace.cost(size), 0.0
   if pace.loads:
-    slack = max(0.0, _backlog(view) - cost - pace.device / pace.loads)
+    slack = max(0.0, away * pace.load - cost - pace.device / pace.loads)
   saved = -_REVEALED * min(pace.load * pace.loads, cost)
   apart = pace.fixed
   if launch.layer == len(view.resident) - 1:
     apart += pace.head
-  for eta, experts, known in sorted(_joiners(view, launch, free)):
+  step = pace.cost(size / len(launch.group))
+  joiners = [
+    _Joiner(free + behind * step, need.bit_count(), -1)
+    for behind, need in flying.items()
+  ]
+  for behind, p in waiting:
+    known = -1 if behind else (p.need & launch.experts).bit_count()
+    eta = lands.get(p.row, pace.now) + behind * step
+    joiners.append(_Joiner(eta, p.need.bit_count(), known))
+  joiners.sort()
+  for eta, experts, known in joiners:
     # As much as chance says, where it is not known.
     shared = known if known >= 0 else experts * size / view.experts
     saved += apart + pace.expert * shared
@@ -62,44 +76,46 @@ def pays(view: protocols.View, launch: protocols.Launch) -> bool:
   return False
 
 
-def _backlog(view: protocols.View) -> float:
-  """Link time of all that is on the link, or awaited and not there."""
-  # Few layers have any: what is loading is not resident.
-  away = {layer: bitmap for layer, bitmap in enumerate(view.loading) if bitmap}
-  resident = view.resident
-  for p in view.waiting:
-    if missing := p.need & ~resident[p.layer]:
-      away[p.layer] = away.get(p.layer, 0) | missing
-  count = sum([bitmap.bit_count() for bitmap in away.values()])
-  return count * view.pace.load
+def _near(
+  view: protocols.View, launch: protocols.Launch
+) -> tuple[dict[int, int], list[tuple[int, request_lib.Progress]]]:
+  """Who is at the group's layer or not far behind, by layers behind it.
 
-
-def _joiners(
-  view: protocols.View, launch: protocols.Launch, free: float
-) -> Iterator[_Joiner]:
-  """Who is at the group's layer or not far behind, if all goes well.
-
-  `free` is when the device will have done what it has.
+  Of those in flight bitmaps of what they use now, where they come to together;
+  of those who wait each.
   """
-  pace, layers = view.pace, len(view.resident)
-  rows = {p.row for p in launch.group}
-  step = pace.cost(launch.experts.bit_count() / len(rows))
+  at, layers, group = launch.layer, len(view.resident), launch.group
   flying: dict[int, int] = {}
   for p in view.flying:
-    flying[p.layer] = flying.get(p.layer, 0) | p.need
-  for layer, need in flying.items():
-    behind = (launch.layer - layer - 1) % layers
+    behind = (at - p.layer - 1) % layers
     if behind <= _NEAR:
-      yield _Joiner(free + behind * step, need.bit_count(), -1)
-  lands, asked = pace.link_free, list(view.loading)
-  for p in sorted(view.waiting, key=_BY_POSITION):
-    if missing := p.need & ~view.resident[p.layer]:
-      away = missing & ~asked[p.layer]
-      asked[p.layer] |= away
-      lands += away.bit_count() * pace.load
-    behind = (launch.layer - p.layer) % layers
-    if p.row in rows or behind > _NEAR:
-      continue
-    eta = (lands if missing else pace.now) + behind * step
-    shared = -1 if behind else (p.need & launch.experts).bit_count()
-    yield _Joiner(eta, p.need.bit_count(), shared)
+      flying[behind] = flying.get(behind, 0) | p.need
+  waiting = []
+  for p in view.waiting:
+    behind = (at - p.layer) % layers
+    if behind <= _NEAR and p not in group:
+      waiting.append((behind, p))
+  return flying, waiting
+
+
+def _landings(view: protocols.View) -> tuple[dict[int, float], int]:
+  """When all is there that rows miss, by row; how many loads that takes.
+
+  Loads come in the order of lag, behind what the link has. Rows that miss
+  nothing are left out.
+  """
+  pace, resident, loading = view.pace, view.resident, view.loading
+  late = [p for p in view.waiting if p.need & ~resident[p.layer]]
+  late.sort(key=_BY_POSITION)
+  lands, count = pace.link_free, sum(map(int.bit_count, filter(None, loading)))
+  asked: dict[int, int] = {}
+  found: dict[int, float] = {}
+  for p in late:
+    layer = p.layer
+    coming = asked.get(layer, loading[layer])
+    away = p.need & ~resident[layer] & ~coming
+    asked[layer] = coming | away
+    count += away.bit_count()
+    lands += away.bit_count() * pace.load
+    found[p.row] = lands
+  return found, count

@@ -12,8 +12,16 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
+from bevy_jax import (
+  collector,
+  device,
+  events,
+  hops,
+  loading,
+  policies,
+  protocols,
+)
 from bevy_jax import config as config_lib
-from bevy_jax import device, events, hops, loading, policies, protocols
 from bevy_jax import engine as engine_lib
 from bevy_jax import request as request_lib
 from bevy_jax import text as text_lib
@@ -318,18 +326,19 @@ class LLM:
     read = len(engine.log)
     for request in requests:
       engine.submit(request)
-    while engine.busy:
-      if engine is not self._engine:
-        raise ValueError(
-          'another call has taken this LLM since: it serves one call at a '
-          'time; finish one before the next, or give it all the prompts.'
-        )
-      engine.step()
-      while read < len(engine.log):
-        event = engine.log[read]
-        read += 1
-        if isinstance(event, events.Token | events.Finished):
-          yield from self._news(event, shown)
+    with collector.rare():
+      while engine.busy:
+        if engine is not self._engine:
+          raise ValueError(
+            'another call has taken this LLM since: it serves one call at a '
+            'time; finish one before the next, or give it all the prompts.'
+          )
+        engine.step()
+        while read < len(engine.log):
+          event = engine.log[read]
+          read += 1
+          if isinstance(event, events.Token | events.Finished):
+            yield from self._news(event, shown)
 
   def _news(
     self, event: events.Token | events.Finished, shown: dict[int, int]

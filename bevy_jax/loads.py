@@ -93,15 +93,31 @@ class Loads:
     self,
     time: int,
     layer: int,
-    group: Sequence[guesses_lib.Came],
-    given: Sequence[Sequence[Sequence[int]]],
+    group: Sequence[request_lib.Progress],
+    needs: Sequence[int],
+    hop: protocols.Hop,
   ) -> None:
-    """A router has said what requests use; see `Guesses.reveal`."""
-    self.guesses.reveal(time, layer, group, given)
-    choices = [came.choices for came in group]
-    self.uses.reveal(layer, [came.row for came in group], choices)
-    if choices:
-      self.uses.touch_all(layer, [*itertools.chain.from_iterable(choices)])
+    """A router has said what requests use; see `Guesses.reveal`.
+
+    Args:
+      time: ns, when it was seen.
+      layer: where.
+      group: who came there.
+      needs: what each of them uses, as bitmaps.
+      hop: the same as the router said it, of the same requests.
+    """
+    if not group:
+      return
+    choices = hop.choices
+    if self.guesses.on:
+      came = [
+        guesses_lib.Came(p.request, p.row, ids, need)
+        for p, ids, need in zip(group, choices, needs, strict=True)
+      ]
+      self.guesses.reveal(time, layer, came, hop.guesses)
+    if self.uses.estimate is not None:
+      self.uses.reveal(layer, [p.row for p in group], choices)
+    self.uses.touch_all(layer, [*itertools.chain.from_iterable(choices)])
 
   def due(self, waiting: Sequence[request_lib.Progress]) -> bool:
     """Whether there may be something to load for these, or to prefetch."""

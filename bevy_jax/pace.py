@@ -59,12 +59,11 @@ class Pace:
     """Likewise of the device."""
     if not self._begun:
       return self.now
-    first = max(self._ended, min(b for b, _, _ in self._begun.values()))
-    cost = sum(
-      self.cost(experts) + self.head * last
-      for _, experts, last in self._begun.values()
-    )
-    return max(self.now, first + cost)
+    begun = self._begun.values()
+    first, cost = min([start for start, _, _ in begun]), 0.0
+    for _, experts, last in begun:
+      cost += self.cost(experts) + self.head * last
+    return max(self.now, max(self._ended, first) + cost)
 
   @property
   def depth(self) -> float:

@@ -225,7 +225,7 @@ class Hop(NamedTuple):
 
   tokens: Sequence[int]
   sound: Sequence[bool]
-  choices: Sequence[Sequence[int]]
+  choices: Sequence[tuple[int, ...]]
   guesses: Sequence[Sequence[Sequence[int]]] = ()
   places: Sequence[int] = ()
 

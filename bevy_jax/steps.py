@@ -361,24 +361,28 @@ def read(
     gates: MoE layers that each hop guesses.
   """
   found: list[protocols.Hop] = []
-  for came, count in zip(told, gates, strict=True):
-    places: Sequence[int] = ()
-    if found:
-      places = [i for i, r in enumerate(came) if r[1] >= 0]
-      came = [came[i] for i in places]
-    if not came:
+  end = 2 + k
+  for rows, count in zip(told, gates, strict=True):
+    places: list[int] = []
+    tokens: list[int] = []
+    sound: list[bool] = []
+    choices: list[tuple[int, ...]] = []
+    guesses: list[list[tuple[int, ...]]] = []
+    for place, row in enumerate(rows):
+      if found and row[1] < 0:
+        continue
+      places.append(place)
+      tokens.append(row[0])
+      sound.append(row[1] > 0)
+      choices.append(tuple(row[2:end]))
+      if count:
+        starts = range(end, end + count * k, k)
+        guesses.append([tuple(row[s : s + k]) for s in starts])
+    if not places:
       break
-    end = 2 + k
-    starts = range(end, end + count * k, k)
-    found.append(
-      protocols.Hop(
-        [r[0] for r in came],
-        [r[1] > 0 for r in came],
-        [tuple(r[2:end]) for r in came],
-        [[tuple(r[s : s + k]) for s in starts] for r in came] if count else [],
-        places,
-      )
-    )
+    # Who comes to the first one need not be told: all do.
+    some = places if found else ()
+    found.append(protocols.Hop(tokens, sound, choices, guesses, some))
   return found
 
 

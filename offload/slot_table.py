@@ -1,5 +1,6 @@
 """Which expert lies in which slot, and who may not be disturbed."""
 
+import array
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -7,12 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Of each byte: its set bits, and -1 where it has none.
+# Of each byte: its set bits.
 _BITS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
-_UNSET = np.array(
-  [[-1 + (byte >> bit & 1) for bit in range(8)] for byte in range(256)],
-  np.int32,
-)
 
 
 def bits(bitmap: int, first: int = 0) -> list[int]:
@@ -62,7 +59,13 @@ class SlotTable:
     self.key_of = [-1] * slots
     self.resident = [0] * layers
     self.loading = [0] * layers
-    self.resident_slots = np.full((layers, experts), -1, np.int32)
+    # No NumPy where few values are had or set: its code is seldom in the
+    # processor's cache when it is called now and then.
+    self._slots = array.array('i', [-1]) * (layers * experts)
+    self._none = array.array('i', [-1]) * experts
+    self.resident_slots = np.frombuffer(self._slots, np.int32).reshape(
+      layers, experts
+    )
     self.reading = [0] * layers
     self.barred = np.full(layers * experts, np.inf)
     self._bars: Any = self.barred.data  # One value of it in half the time.
@@ -72,7 +75,6 @@ class SlotTable:
     # The last `within`: infinity but for one layer's own.
     self._apart, self._own = self.barred.copy(), slice(0)
     self._holds: dict[int, list[int]] = {}
-    self._bytes = (experts + 7) // 8
 
   @property
   def free(self) -> int:
@@ -107,7 +109,7 @@ class SlotTable:
     if not self._awaited.get(layer, 0) >> expert & 1:
       self._bars[key] = 0.0
     slot = self.slot_of[key]
-    self.resident_slots[layer, expert] = slot
+    self._slots[key] = slot
     return slot
 
   def abort_load(self, key: int) -> int:
@@ -131,7 +133,7 @@ class SlotTable:
     layer, expert = divmod(key, self.experts)
     self.resident[layer] &= ~(1 << expert)
     self._bars[key] = math.inf
-    self.resident_slots[layer, expert] = -1
+    self._slots[key] = -1
     slot = self.slot_of[key]
     self.slot_of[key], self.key_of[slot] = -1, -1
     self._free.append(slot)
@@ -166,15 +168,16 @@ class SlotTable:
     Of a first layer some experts alone, of the layers behind it all that are
     resident; behind the last layer comes the first one.
     """
-    end = layer + hops
-    found = self.resident_slots[layer:end]
-    if end > len(self.resident):
-      found = np.concatenate([found, self.resident_slots[: hops - len(found)]])
-    found = found.copy()
-    packed = np.frombuffer(experts.to_bytes(self._bytes, 'little'), np.uint8)
-    # -1 has all bits set: what is or-ed with it is -1 too.
-    found[0] |= _UNSET.take(packed, axis=0).ravel()[: self.experts]
-    return found
+    first, slots = layer * self.experts, self._slots
+    found = self._none[:]
+    for expert in bits(experts):
+      found[expert] = slots[first + expert]
+    if hops > 1:
+      behind, end = first + self.experts, first + hops * self.experts
+      found += slots[behind:end]
+      if end > len(slots):
+        found += slots[: end - max(behind, len(slots))]
+    return np.frombuffer(found, np.int32).reshape(hops, self.experts)
 
   def evictable(self, layer: int) -> int:
     """Bitmap of a layer's experts that `can_evict`."""
