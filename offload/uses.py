@@ -44,10 +44,6 @@ class Uses:
     self.loaded = np.zeros(keys)
     self.count = np.zeros(keys)
     self.weight = np.zeros(keys)
-    # The same memory, where one value is had in half the time.
-    self._views: tuple[Any, ...] = (
-      self.last.data, self.loaded.data, self.count.data, self.weight.data
-    )  # fmt: skip
     self.layer = -1
     self.estimate = (
       estimate_lib.Estimate(layers, experts, streams) if estimate else None
@@ -65,11 +61,10 @@ class Uses:
 
   def touch(self, key: int, times: int = 1) -> None:
     """Counts `times` uses of a key."""
-    last, _, count, weight = self._views
     self.tick += 1
-    last[key] = self.tick
-    count[key] += 1
-    weight[key] += self._worth * times
+    self.last[key] = self.tick
+    self.count[key] += 1
+    self.weight[key] += self._worth * times
     self.layer = key // self.experts
 
   def touch_all(self, layer: int, uses: Sequence[int]) -> None:
@@ -88,7 +83,10 @@ class Uses:
     each: dict[int, int] = {}
     for expert in uses:
       each[expert] = each.get(expert, 0) + 1
-    last, _, count, weight = self._views
+    # The same memory, where one value is had in half the time.
+    last: Any = self.last.data
+    count: Any = self.count.data
+    weight: Any = self.weight.data
     for expert in sorted(each):
       key, tick = first + expert, tick + 1
       last[key] = tick
@@ -111,10 +109,9 @@ class Uses:
 
   def load(self, key: int) -> None:
     """Notes that a key gets a slot."""
-    _, loaded, count, _ = self._views
     self.tick += 1
-    loaded[key] = self.tick
-    count[key] = int(count[key]) + self.tick * _TICK
+    self.loaded[key] = self.tick
+    self.count[key] = int(self.count[key]) + self.tick * _TICK
 
   def reveal(
     self, layer: int, streams: Sequence[int], choices: Sequence[Sequence[int]]
