@@ -5,7 +5,6 @@ of choices with the next norm, queries with keys and values, attention, its
 output with the router's product, and the choice of experts with their norm.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -80,10 +79,11 @@ def apart(
   for hop, segment in enumerate(hops):
     if hop:
       rows = begun.agree(rows, hop, state)
-    place = begun.place(hop)
-    y = kernel_experts.apply(pool, rows.h, rows.slots, place)
-    way = _Way(config, segment, weights, begun.place(hop + 1))
-    state, rows, reply, caches = way.on(state, rows, y, caches)
+    made = _crossed(
+      config, segment, (group, tables), weights, pool, caches, state, rows,
+      control, jnp.full((1,), hop, jnp.int32),
+    )  # fmt: skip
+    state, rows, reply, caches = made
     yield state, caches, reply
 
 
@@ -164,8 +164,7 @@ def wave(
   return state.replace(partial=kept), rows
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _cross(
+def _crossed(
   config: config_lib.ModelConfig,
   segment: segments.Segment,
   shape: tuple[int, int],
@@ -177,14 +176,15 @@ def _cross(
   control: jax.Array,
   hop: jax.Array,
 ) -> tuple[steps.State, kernel_rows.Rows, jax.Array, kv_cache.LayerCache]:
-  """From the experts of one layer to the router of the next; see `_Way`.
-
-  A program of its own, so that it is traced once for all hops of a launch.
-  """
+  """From the experts of one layer to the router of the next; see `_Way`."""
   here = _place(config, shape, control)._replace(hop=hop)
   y = kernel_experts.apply(pool, rows.h, rows.slots, here)
   way = _Way(config, segment, weights, here._replace(hop=hop + 1))
   return way.on(state, rows, y, caches)
+
+
+# A program of its own, so that it is traced once for all hops of a launch.
+_cross = jax.jit(_crossed, static_argnums=(0, 1, 2))
 
 
 class _Way:

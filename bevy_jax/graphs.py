@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from bevy_jax import control as control_lib
+from bevy_jax import steps
 from bevy_jax.offload import cuda, cuda_graph
 
 
@@ -157,7 +158,7 @@ class Graphs:
     runtime, (control, hops) = self._runtime, self._chains[rows, head]
     hops = hops[:count]
     # There is room for more tables on the device than a short launch sends.
-    experts = (control.size - _HEAD - rows) // self._tables
+    experts = (control.size - steps.ROWS_START - rows) // self._tables
     parts = [(1,), (1,), (rows,), (count, experts)]
     (given, asked), (told, answer) = (
       control_lib.ControlRing(shape, 1, self._device).take()
@@ -178,9 +179,6 @@ class Graphs:
     slot = Slot(given, graph, event, Answer(told[0], runtime, event))
     self._made.append(slot)
     return slot
-
-
-_HEAD = 2  # `together` and the first layer; see `steps.control_parts`.
 
 
 def _end(runtime: Any, stream: int, slots: list[Slot]) -> None:
