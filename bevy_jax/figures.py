@@ -227,15 +227,19 @@ def launches(
 def max_lag(log: Sequence[events.Event], window: window_lib.Window) -> int:
   """Layers between the first and the last request, at most, in the window."""
   at: dict[int, int] = {}
-  most = 0
+  most, moved = 0, True
   for i, event in enumerate(log[: window.last + 1]):
     if isinstance(event, events.Routed):
       at[event.request] = event.position
+      moved = True
     elif isinstance(event, events.Finished):
       at.pop(event.request, None)
-    elif not isinstance(event, events.Token) and at and i >= window.first:
+      moved = True
+    elif moved and i >= window.first and not isinstance(event, events.Token):
       # Rows of one launch move on together: looked at once all of them have.
-      most = max(most, max(at.values()) - min(at.values()))
+      moved = False
+      if at:
+        most = max(most, max(at.values()) - min(at.values()))
   return most
 
 

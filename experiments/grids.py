@@ -61,9 +61,9 @@ class Grid:
       that decode.
     skip: tokens of every request before the window opens.
     tokens: of every request in all.
-    scope: 'lines' for what the lines of `grid_tables` compare, and the
-      baseline schedulers in the cells of `_PLAIN` alone; 'all' for every
-      variant in every cell.
+    scope: 'lines' for what the lines of `grid_tables` compare, and `PLAIN`
+      and the baseline schedulers in the cells of `_PLAIN` alone; 'all' for
+      every variant in every cell.
   """
 
   cells: tuple[Cell, ...]
@@ -160,7 +160,9 @@ def variants(
       Variant('lockstep', eviction, f'{transition}:guarded=false')
       for eviction in ('lru', 'lfu_decayed')
     ]
-  found += [OURS._replace(prefetch=mixture), PLAIN]
+  found.append(OURS._replace(prefetch=mixture))
+  if everything:
+    found.append(PLAIN)
   few = cell.requests <= _FEW and cell.form == 'int4'
   if everything or shared or few:
     found += [LOCKSTEP._replace(prefetch=GATE), OURS._replace(prefetch=GATE)]
