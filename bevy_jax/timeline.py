@@ -109,7 +109,7 @@ def _names(log: Sequence[events.Event]) -> Iterator[Record]:
   """What processes and tracks are called."""
   tracks = [(_MACHINE, track, name) for name, track in _TRACKS.items()]
   tracks += [
-    (_REQUESTS, e.request, f'request {e.request}')
+    (_REQUESTS, _track(e.request), f'request {e.request}')
     for e in log
     if isinstance(e, events.Admitted)
   ]
@@ -117,6 +117,12 @@ def _names(log: Sequence[events.Event]) -> Iterator[Record]:
     yield _name('process_name', process, 0, name)
   for process, track, name in tracks:
     yield _name('thread_name', process, track, name)
+
+
+def _track(request: int) -> int:
+  # Perfetto reads a tid of 0 as the pid: request 0 would share a track with
+  # the request of that number. A tid that is the pid is shown first.
+  return _REQUESTS + request
 
 
 def _name(what: str, process: int, track: int, name: str) -> Record:
@@ -230,11 +236,11 @@ def _requests(
       words = f'waits for {missing} experts' if missing else 'ready'
       words = f'{words}, layer {wait.layer}'
     if wait.span[1] > wait.span[0]:
-      yield _slice(wait.request, words, wait.span, _REQUESTS)
+      yield _slice(_track(wait.request), words, wait.span, _REQUESTS)
   for ran in launches:
     name, span = _launch_name(ran.event), (ran.event.time, ran.end)
     for request in ran.event.requests:
-      yield _slice(request, name, span, _REQUESTS)
+      yield _slice(_track(request), name, span, _REQUESTS)
 
 
 def _flows(

@@ -5,6 +5,7 @@ it downloads. These tests never do: they run where BEVY_TRACE_PROCESSOR names a
 `trace_processor_shell`, or where the package has already fetched its own.
 """
 
+import collections
 import importlib.util
 import os
 import pathlib
@@ -78,6 +79,26 @@ class TraceProcessorTest(absltest.TestCase):
       found = self.one(f'select sum(dur) {where}')
       # The file has doubles of microseconds, read as whole nanoseconds.
       self.assertAlmostEqual(found, wanted, delta=2 * len(spans))
+
+  def test_a_track_has_the_slices_of_its_name_and_no_more(self):
+    """Seen to fail where request 0 had tid 0, which is read as the pid."""
+    names = {
+      (r['pid'], r['tid']): r['args']['name']
+      for r in self.records
+      if r['ph'] == 'M' and r['name'] == 'thread_name'
+    }
+    wanted = collections.Counter(
+      (r['pid'], names[r['pid'], r['tid']])
+      for r in self.records
+      if r['ph'] == 'X'
+    )
+    found = self.processor.query(
+      """select pid, thread.name as name, count(*) as slices from slice
+      join thread_track on slice.track_id = thread_track.id
+      join thread using (utid) join process using (upid)
+      group by pid, thread.name"""
+    )
+    self.assertEqual({(r.pid, r.name): r.slices for r in found}, wanted)
 
   def test_arrows_and_counters_are_there(self):
     arrows = sum(record['ph'] == 's' for record in self.records)

@@ -61,6 +61,8 @@ class RunTest(parameterized.TestCase):
     slices = _of(records, 'X') + _of(records, 'X', process=2)
     slices.sort(key=lambda r: (r['pid'], r['tid'], r['ts']))
     self.assertLen({(r['pid'], r['tid']) for r in slices}, 3 + 5)
+    # Perfetto takes a 0 for the pid, which is another track's tid.
+    self.assertTrue(all(r['tid'] for r in slices))
     for one, two in itertools.pairwise(slices):
       if (one['pid'], one['tid']) == (two['pid'], two['tid']):
         self.assertLessEqual(one['ts'] + one['dur'], two['ts'] + 1e-3)
@@ -129,9 +131,9 @@ class HandTest(absltest.TestCase):
         (1, 'layer 1, 1 rows', 4000, 2000),
         (3, 'launch', 4000, 2000),
         (1, 'layer 0, 1 rows', 6000, 1000),
-        (3, 'waits for 1 experts, layer 1', 1000, 3000),
-        (3, 'layer 1, 1 rows', 4000, 2000),
-        (3, 'layer 0, 1 rows', 6000, 1000),
+        (5, 'waits for 1 experts, layer 1', 1000, 3000),
+        (5, 'layer 1, 1 rows', 4000, 2000),
+        (5, 'layer 0, 1 rows', 6000, 1000),
       ],
     )
     arrows = [(r['ph'], r['ts']) for r in records if r['ph'] in 'sf']
