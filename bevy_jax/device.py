@@ -12,13 +12,13 @@ import numpy as np
 
 from bevy_jax import config as config_lib
 from bevy_jax import (
+  hop_table,
   hops,
   launches,
   links,
   padding,
   protocols,
   recorder,
-  steps,
 )
 from bevy_jax import programs as programs_lib
 from bevy_jax.layers import config as model_config
@@ -246,10 +246,10 @@ class DeviceExecutor:
       table = np.asarray(told)
       if begun.rows:
         table = table[: begun.rows]
-      hops = steps.hop_by_hop(self._model.top_k, table, begun.gates)
+      hops = hop_table.hop_by_hop(self._model.top_k, table, begun.gates)
     else:
       hops = told.hops(begun.rows)
-    answer = steps.read(self._model.top_k, hops, begun.gates)
+    answer = hop_table.read(self._model.top_k, hops, begun.gates)
     return protocols.Ended(self.now(), number, answer)
 
   def _experts(self) -> experts.Pool:

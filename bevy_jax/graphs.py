@@ -47,7 +47,7 @@ class Answer:
     return self
 
   def hops(self, rows: int) -> Iterator[list[list[int]]]:
-    """What each hop has answered of the first rows; see `steps.read`."""
+    """What each hop has answered of the first rows; see `hop_table.read`."""
     for table in self._table:
       yield table[:rows].tolist()
 

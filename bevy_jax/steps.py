@@ -5,15 +5,13 @@ them: a row whose experts can be read at its next router goes on there.
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from bevy_jax import protocols, segments
+from bevy_jax import segments
 from bevy_jax.layers import (
   block,
   embed,
@@ -348,50 +346,3 @@ def answer(
   """What the host reads, int32 `[N, 2 + T]`: token, soundness, ids."""
   head = jnp.stack([token, sound.astype(jnp.int32)], axis=1)
   return jnp.concatenate([head, routing.ids], axis=1)
-
-
-def read(
-  k: int, told: Iterable[list[list[int]]], gates: Sequence[int]
-) -> list[protocols.Hop]:
-  """A launch's answer on the host, up to the last hop that anybody took.
-
-  Args:
-    k: choices of a row.
-    told: what each hop answers of each row, see `decode`.
-    gates: MoE layers that each hop guesses.
-  """
-  found: list[protocols.Hop] = []
-  end = 2 + k
-  for rows, count in zip(told, gates, strict=True):
-    places: list[int] = []
-    tokens: list[int] = []
-    sound: list[bool] = []
-    choices: list[tuple[int, ...]] = []
-    guesses: list[list[tuple[int, ...]]] = []
-    for place, row in enumerate(rows):
-      if found and row[1] < 0:
-        continue
-      places.append(place)
-      tokens.append(row[0])
-      sound.append(row[1] > 0)
-      choices.append(tuple(row[2:end]))
-      if count:
-        starts = range(end, end + count * k, k)
-        guesses.append([tuple(row[s : s + k]) for s in starts])
-    if not places:
-      break
-    # Who comes to the first one need not be told: all do.
-    some = places if found else ()
-    found.append(protocols.Hop(tokens, sound, choices, guesses, some))
-  return found
-
-
-def hop_by_hop(
-  k: int, table: np.ndarray, gates: Sequence[int]
-) -> Iterator[list[list[int]]]:
-  """Takes the answer of `decode` apart for `read`."""
-  at = 0
-  for count in gates:
-    end = at + 2 + k + count * k
-    yield table[:, at:end].tolist()
-    at = end
