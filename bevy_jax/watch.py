@@ -38,10 +38,8 @@ class Watch:
     self.entering: set[int] = set()
     self.finished: set[int] = set()
     self._starving: dict[tuple[int, int], int] = {}
-    table = found.table
-    self._evict, self._begin = table.evict, table.begin_load
-    table.evict = self._on_evict  # type: ignore[method-assign]
-    table.begin_load = self._on_load  # type: ignore[method-assign]
+    found.table.before_evict = self._on_evict
+    found.table.before_load = self._on_load
 
   def step(self, submitted: int, rows: int) -> None:
     """One step of the engine; so many requests have been submitted."""
@@ -111,7 +109,7 @@ class Watch:
       ]
     return wants
 
-  def _on_load(self, key: int) -> int:
+  def _on_load(self, key: int) -> None:
     layer, expert = divmod(key, self._engine.table.experts)
     # Of this very step too, which `_on_event` has not seen yet.
     late = self._engine.log[self._seen :]
@@ -136,7 +134,6 @@ class Watch:
           raise LawBroken('no starvation', what)
     if not any(n >> expert & 1 for at, n in needs if at == layer):
       self._is_prefetch(layer, expert, needs)
-    return self._begin(key)
 
   def _is_prefetch(
     self, layer: int, expert: int, needs: list[tuple[int, int]]
@@ -158,7 +155,7 @@ class Watch:
     few = loads.in_flight < 2
     must(few, 'few prefetches in flight', f'a demand would wait behind {here}')
 
-  def _on_evict(self, key: int) -> tuple[int, bool]:
+  def _on_evict(self, key: int) -> None:
     table, wants = self._engine.table, self._wants()
     first: dict[int, int] = {}
     serving = None
@@ -178,7 +175,7 @@ class Watch:
     }
     if serving is None:
       self._for_prefetch(key, kept)
-      return self._evict(key)
+      return
     behind = len(wants)  # A key that nobody wants is behind all wants.
     ranks = [
       first.get(layer * table.experts + expert, behind)
@@ -200,7 +197,6 @@ class Watch:
     must(mine > serving, 'nobody robs those before it', what)
     if self._engine._prefill is not None:
       self._spares_decode(key)
-    return self._evict(key)
 
   def _for_prefetch(self, key: int, kept: set[int]) -> None:
     layer, expert = divmod(key, self._engine.table.experts)

@@ -2,12 +2,14 @@
 
 import array
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+# Somebody who looks on.
+Watcher = Callable[[int], None]
 # Of each byte: its set bits.
 _BITS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
 
@@ -48,6 +50,8 @@ class SlotTable:
     barred: one float a key: 0 where it may give way, infinity elsewhere. Away
       is what is not resident, what a launch in flight may read, and what
       somebody awaits, as of the last `barring`.
+    before_load: called with a key before it is given a slot; None for nobody.
+    before_evict: likewise before it loses its slot.
   """
 
   def __init__(
@@ -70,6 +74,8 @@ class SlotTable:
     self.barred = np.full(layers * experts, np.inf)
     self._bars: Any = self.barred.data  # One value of it in half the time.
     self._awaited: dict[int, int] = {}  # By layer, at the last `barring`.
+    self.before_load: Watcher | None = None
+    self.before_evict: Watcher | None = None
     self._free = list(range(slots - 1, -1, -1))
     self._used = [0] * layers
     # The last `within`: infinity but for one layer's own.
@@ -90,6 +96,8 @@ class SlotTable:
 
   def begin_load(self, key: int) -> int:
     """Gives a free slot to an absent key, now loading; returns the slot."""
+    if self.before_load is not None:
+      self.before_load(key)
     assert self.slot_of[key] < 0, f'key {key} already has a slot'
     layer, expert = divmod(key, self.experts)
     left = self.room(layer) > 0 if self.quota else self._free
@@ -129,6 +137,8 @@ class SlotTable:
 
   def evict(self, key: int) -> tuple[int, bool]:
     """Frees the slot of a key that `can_evict`; returns it and `used`."""
+    if self.before_evict is not None:
+      self.before_evict(key)
     assert self.can_evict(key), f'key {key} may not be given up'
     layer, expert = divmod(key, self.experts)
     self.resident[layer] &= ~(1 << expert)
