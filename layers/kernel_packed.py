@@ -77,7 +77,7 @@ def gate_up(
   halves = 2 if how.format.kind == 'int4' else 1
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   fb, groups = kernels.block(f, tile.outer), d // halves // group
-  some = kernels.block(groups, max(1, tile.inner // group))
+  some = kernels.divisor(groups, max(1, tile.inner // group))
 
   def kernel(data: Any, x: Any, slots: Any, *refs: Any) -> None:
     control, hop, out = refs
@@ -133,7 +133,7 @@ def down(
   halves = 2 if how.format.kind == 'int4' else 1
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   ob, groups = kernels.block(d // halves, tile.outer // halves), f // group
-  some = kernels.block(groups, max(1, tile.inner // group))
+  some = kernels.divisor(groups, max(1, tile.inner // group))
 
   def kernel(data: Any, hidden: Any, slots: Any, *refs: Any) -> None:
     control, hop, out = refs
