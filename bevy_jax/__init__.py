@@ -9,6 +9,8 @@ _here = pathlib.Path(__file__).resolve().parent
 if (_here.parent / 'WORKSPACE.md').is_file():
   # An uninstalled checkout: layers/, offload/ and experiments/ lie beside us.
   __path__.append(str(_here.parent))
+# Before any module that may have been compiled is imported.
+importlib.import_module(f'{__name__}.compiled').use(__path__)
 
 # JAX pins 64 GiB of host memory at most unless this says otherwise before its
 # GPU client starts, and experts may take all there is. Whoever has set it

@@ -190,7 +190,9 @@ def _words(launch: protocols.Launch | None) -> str:
 
 
 def _shown(record: object) -> list[Any]:
-  return [v for name, v in vars(record).items() if name[0] != '_']
+  """The public attributes; a compiled class has no `__dict__`."""
+  names = getattr(record, '__mypyc_attrs__', None) or vars(record)
+  return [getattr(record, name) for name in names if name[0] != '_']
 
 
 def _arrays(record: object) -> list[bytes]:
@@ -199,6 +201,6 @@ def _arrays(record: object) -> list[bytes]:
   for value in list(values):
     if isinstance(value, tuple):
       values += value
-    elif hasattr(value, '__dict__'):
+    elif hasattr(value, '__dict__') or hasattr(value, '__mypyc_attrs__'):
       values += _shown(value)
   return [v.tobytes() for v in values if isinstance(v, np.ndarray)]

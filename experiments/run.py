@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import rich.console
 
+from bevy_jax import compiled, events, loading, policies, spelled, storage
 from bevy_jax import config as config_lib
 from bevy_jax import engine as engine_lib
-from bevy_jax import events, loading, policies, spelled, storage
 from bevy_jax import llm as llm_lib
 from bevy_jax import report as report_lib
 from bevy_jax import request as request_lib
@@ -224,7 +224,7 @@ def command() -> str:
 
 
 def versions() -> dict[str, str]:
-  """Of Python and of the packages that decide a result."""
+  """Of Python and the packages that decide a result, and what the engine is."""
   names = ('bevy-jax', 'jax', 'jaxlib', 'numpy', 'flax')
   found = {'python': platform.python_version()}
   for name in names:
@@ -232,6 +232,7 @@ def versions() -> dict[str, str]:
       found[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
       found[name] = 'not installed'
+  found['engine'] = 'compiled' if compiled.used() else 'python'
   return found
 
 

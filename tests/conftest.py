@@ -15,6 +15,9 @@ os.environ['JAX_COMPILATION_CACHE_DIR'] = os.environ.get(
 )
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
+# What is tested is the text, unless somebody asks for what was compiled of it.
+os.environ.setdefault('BEVY_COMPILED', '0')
+
 # Before jax is imported, so that processes started by tests inherit them.
 os.environ['JAX_PLATFORMS'] = os.environ.get('BEVY_TEST_PLATFORM', 'cpu')
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'

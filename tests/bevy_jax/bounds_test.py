@@ -52,7 +52,7 @@ class Scripted:
   def choose(self, row):
     turn = self.turns[row] = self.turns.get(row, 0) + 1
     rng = np.random.default_rng((self.seed, row, turn))
-    return [int(e) for e in rng.permutation(EXPERTS)[:TOP_K]]
+    return tuple(rng.permutation(EXPERTS)[:TOP_K].tolist())
 
   def poll(self):
     due = [e for e in self.happening if e.time <= self.clock]
