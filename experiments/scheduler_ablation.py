@@ -25,6 +25,7 @@ ahead, and whether ready groups wait for others. Simulated decoding of recorded
 routing.
 """
 _KEY = ('place', 'requests', 'cache', 'part')
+_NEAR = 0.95  # A figure behind so long a bar would stand on the line at 1.
 _SAME = 0.005  # Of the whole's speed: less is called no difference.
 
 
@@ -135,8 +136,9 @@ def _draw(found: Mapping[str, Mapping[str, float]]) -> Any:
     colour = figures_style.colour(number)
     panel.barh(y, widths, 0.9 * height, color=colour, label=cell)
     for at, width in zip(y, widths, strict=True):
+      beside = 1 if _NEAR <= width < 1 else width  # Not across the line.
       panel.annotate(
-        f'{width:.2f}', (width, at), (3, 0), textcoords='offset points',
+        f'{width:.2f}', (beside, at), (3, 0), textcoords='offset points',
         va='center', fontsize=8,
       )  # fmt: skip
   panel.axvline(1, color='#333333', linewidth=1)
