@@ -75,6 +75,8 @@ class Costs:
       bytes take more (or less) than those that were measured.
     table_shared: see `table`.
     table_expert: see `table`.
+    idle: a layer that a launch may cross and nobody comes to; -1 where it takes
+      what any other takes without experts: a program without branches.
     host_launch: host work before a launch is on the device.
     host_answer: host work to read the answer of a launch that has ended.
     host_row: host work for each row of a decode launch.
@@ -97,6 +99,7 @@ class Costs:
   table: Table | None = None
   table_shared: float = 0.0
   table_expert: float = 0.0
+  idle: int = -1
   host_launch: int = 0
   host_answer: int = 0
   host_row: int = 0
@@ -126,18 +129,20 @@ class Costs:
   def hop(self, rows: int, distinct: int, *, last: bool) -> int:
     """Device time of one more layer in a launch that may cross it.
 
-    A launch is one program without branches: it reads the layer's shared
-    weights and computes all its rows, whoever goes on, and the head where it
-    comes by. Only experts are read for those alone who go on. It takes what a
-    launch of its own would take: presets were fitted to layers in the middle
-    of long launches, and their `launch` is what such a layer takes at least.
-    What is saved is the host's time.
+    It takes what a launch of its own would take: presets were fitted to layers
+    in the middle of long launches, and their `launch` is what such a layer
+    takes at least. What is saved is the host's time. Only experts are read for
+    those alone who go on: all else, and the head where it comes by, is for all
+    rows of the launch as soon as somebody does. Where nobody does the kernels
+    end at once (`idle`); a program without branches computes all the same.
 
     Args:
       rows: of the launch.
       distinct: experts that those who go on read; 0 where nobody does.
       last: whether it goes through head and sampling.
     """
+    if not distinct and self.idle >= 0:
+      return self.idle
     return self.decode(rows, distinct, on=True, last=last)
 
   def _head(self, rows: int) -> int:

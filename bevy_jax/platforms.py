@@ -63,6 +63,8 @@ class Platform:
     launch_us: of a launch on the device before it does any work.
     row_us: one more row in a launch.
     prefill_us: one more prompt token in one layer.
+    idle_us: of a layer of a launch that nobody comes to; -1 where it takes
+      what any other takes.
     host_launch_us: host work until a launch is on the device.
     host_answer_us: host work to read the answer of a launch.
     host_load_us: host work to issue a load.
@@ -88,6 +90,7 @@ class Platform:
   host_launch_us: float
   host_answer_us: float
   host_load_us: float
+  idle_us: float = -1.0
   host_row_us: float = 0.0
   host_land_us: float = 0.0
   host_look_us: float = 0.0
@@ -119,6 +122,7 @@ class Platform:
       table=costs.Table(self.table) if self.table else None,
       table_shared=(layer_bytes - self.table_layer_bytes) / memory,
       table_expert=(expert_bytes - self.table_expert_bytes) / memory,
+      idle=round(self.idle_us * 1e3) if self.idle_us >= 0 else -1,
       host_launch=round(self.host_launch_us * 1e3),
       host_answer=round(self.host_answer_us * 1e3),
       host_load=round(self.host_load_us * 1e3),
@@ -136,7 +140,8 @@ class Platform:
 # copy's call takes 2.8 us, its victim 5. Launch and row fit one layer of
 # Qwen3-30B-A3B's shape with 16 layers a launch, 123 / 239 / 491 us for (1, 8),
 # (8, 50), (32, 108) rows and experts, to -2 / -1 / -9 %: the host, not the
-# device, is what takes longer with one layer a launch.
+# device, is what takes longer with one layer a launch. The kernels of a layer
+# that nobody comes to end at once, 14 us for all of them in a graph.
 H200 = Platform(
   name='h200',
   source='measured on an NVIDIA H200 with PCIe 5 x16; launch and row by fit',
@@ -149,6 +154,7 @@ H200 = Platform(
   host_launch_us=80.0,
   host_answer_us=4.0,
   host_load_us=8.0,
+  idle_us=14.0,
 )
 # `experiments.fit_platform` on the layer times of Qwen3-30B-A3B that
 # LLMServingSim published (MIT licence, its RTXPRO6000 profiles): launches of

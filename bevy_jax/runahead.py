@@ -8,7 +8,9 @@ from bevy_jax import holding, lagging, protocols
 _BY_POSITION = operator.attrgetter('position')
 # Of `Pace.balance`: below the link alone is short, above the device alone.
 _SHORT = 0.4, 2.0
-_LEAST = 2  # Layers a launch is worth trying, however often loads are needed.
+_ABREAST = 3.0  # From here on the link is little used.
+_LEAST = 2  # Layers a launch tries where it is dear, however likely loads are.
+_DEAR = 0.5  # Part of a launch's time that it costs by itself.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,10 +33,12 @@ class Runahead(lagging.SchedulerBase):
       bound.
     near: the same while link or device alone is short; None for `max_lag`.
     hold: whether ready groups may wait for others.
-    hops: layers that a launch may cross, see `lagging.reach`. It is sent no
-      further than where a load is likely to be needed: rows that stop there
-      would have been met by others before. Where loads are rarer than
-      launches of full length, all stay together.
+    hops: layers that a launch may cross, see `lagging.reach`. What it reveals
+      is told when all of it has ended, and rows that stop on the way would
+      have been met by others before. So it goes further than one layer where
+      the device alone is short, no further than a load is likely, or where
+      most of a launch's time is its own. Where loads are rarer than launches
+      of full length and the link is little used, all stay together.
   """
 
   max_lag: int | None = 24
@@ -44,8 +48,8 @@ class Runahead(lagging.SchedulerBase):
 
   def launch(self, view: protocols.View) -> protocols.Launch | None:
     """See `Scheduler`: ready requests of the most lagging ready layer."""
-    hops = int(min(self.hops, max(_LEAST, view.pace.clear)))
-    if view.pace.clear >= self.hops > 1:
+    pace, hops = view.pace, self._hops(view)
+    if pace.clear >= self.hops > 1 and pace.balance >= _ABREAST:
       launch = self._abreast(view, hops)
       if launch is not None or view.in_flight or any(view.loading):
         return launch
@@ -61,6 +65,13 @@ class Runahead(lagging.SchedulerBase):
       if not self.hold or not holding.pays(view, launch):
         return lagging.reach(view, launch, hops, lag)
     return None
+
+  def _hops(self, view: protocols.View) -> int:
+    """Layers that a launch is sent at most; see the class."""
+    pace = view.pace
+    least = _LEAST if pace.fixed >= _DEAR * pace.device else 1
+    clear = pace.clear if pace.balance >= _SHORT[1] else 1.0
+    return int(min(self.hops, max(least, clear)))
 
   def _abreast(
     self, view: protocols.View, hops: int

@@ -18,8 +18,8 @@ NAME = 'scheduler_ablation'
 ABOUT = """
 Runahead with `reuse` as eviction and prefetches of `mixture` on an idle link,
 and the same with one of its ideas taken out. Hops are put in instead, for the
-simulator has them off: they save the host launches, but a program reads the
-shared weights of every layer that it may cross, whether anybody does or not.
+simulator has them off: they save the host launches, but what a long launch
+reveals is told at its end, and rows that stop on the way are left behind.
 Self-balancing is what it measures of link and device: how far requests may run
 ahead, and whether ready groups wait for others. Simulated decoding of recorded
 routing.

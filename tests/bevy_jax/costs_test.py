@@ -1,5 +1,7 @@
 """Measured launches and what lies between them, by hand."""
 
+import dataclasses
+
 from absl.testing import absltest, parameterized
 
 from bevy_jax import costs
@@ -59,6 +61,13 @@ class CostsTest(absltest.TestCase):
     self.assertEqual(c.decode(8, 10, on=False, last=False), 100 - 15 - 30)
     # A line that runs below what a launch takes at least.
     self.assertEqual(c.decode(8, 0, on=False, last=False), 50)
+
+  def test_a_layer_that_nobody_comes_to(self):
+    plain = costs.Costs(launch=2, shared=30, expert=400, row=5000, head=10**6)
+    self.assertEqual(plain.hop(3, 0, last=True), 1015032)
+    kernels = dataclasses.replace(plain, idle=7)
+    self.assertEqual(kernels.hop(3, 0, last=True), 7)
+    self.assertEqual(kernels.hop(3, 2, last=True), 1015832)
 
 
 if __name__ == '__main__':

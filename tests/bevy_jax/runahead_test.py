@@ -105,7 +105,24 @@ class LaunchTest(parameterized.TestCase):
     """Seen to fail with as many hops as are asked for."""
     view = _long_view([_progress(0, 0, 0)], 0b1)
     view.pace.loads = loads
+    view.pace.load = 1.0
+    view.pace.fixed = view.pace.device = 100.0
     launch = dataclasses.replace(_PLAIN, hops=asked).launch(view)
+    self.assertEqual(launch and launch.hops, hops)
+
+  @parameterized.parameters(
+    # A launch's own part, a load -> hops; a launch takes 100 and asks for .25.
+    (60, 100, 4), (40, 100, 4), (60, 300, 2), (40, 300, 1),
+  )  # fmt: skip
+  def test_one_layer_where_the_link_is_short_too(self, fixed, load, hops):
+    """Unless a launch costs more by itself than by what it does.
+
+    Seen to fail with the least for all, and without a look at the link.
+    """
+    view = _long_view([_progress(0, 0, 0)], 0b1)
+    pace = view.pace
+    pace.loads, pace.device, pace.fixed, pace.load = 0.25, 100, fixed, load
+    launch = dataclasses.replace(_PLAIN, hops=8).launch(view)
     self.assertEqual(launch and launch.hops, hops)
 
 
@@ -145,6 +162,17 @@ class AbreastTest(parameterized.TestCase):
     view = _long_view([_progress(0, 0, 0)], 0b1)
     view.in_flight = 1
     self.assertIsNone(self.rule.launch(view))
+
+  @parameterized.parameters((1000, True), (2000, False))
+  def test_not_where_a_load_is_long(self, load, abreast):
+    """Seen to fail without a look at the link."""
+    group = [_progress(0, 0, 0), _progress(1, 0, 1)]
+    view = _long_view(group, 0b1)
+    view.loading[0] = 0b10
+    pace = view.pace
+    pace.loads, pace.device, pace.fixed, pace.load = 0.05, 150, 0, load
+    launch = self.rule.launch(view)
+    self.assertEqual(launch is None, abreast)
 
 
 def _long_view(waiting, resident, layers=8):
