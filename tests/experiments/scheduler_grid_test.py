@@ -59,7 +59,7 @@ class GridsTest(parameterized.TestCase):
       return set(grids.variants(cell, s, 'lines', others=False))
 
     cold = grids.OURS._replace(prefetch='mixture')
-    ours = {cold, grids.PLAIN}
+    ours = {cold}
     few = {('lockstep', 'reuse', p) for p in ('history', 'mixture')} | ours
     gate = {grids.OURS._replace(prefetch=grids.GATE)}
     gate |= {grids.LOCKSTEP._replace(prefetch=grids.GATE)}
@@ -74,7 +74,7 @@ class GridsTest(parameterized.TestCase):
     }
     self.assertEqual(runs(0.3), more | published)
     plain = runs(0.3, platform='rtx4090', requests=8)
-    self.assertIn(('solo', 'lru', 'none'), plain)
+    self.assertLessEqual({('solo', 'lru', 'none'), grids.PLAIN}, plain)
 
 
 @functools.cache
