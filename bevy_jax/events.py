@@ -223,7 +223,23 @@ class Finished(Event):
 
 
 KINDS: dict[str, Callable[..., Event]] = {
-  kind.__name__: kind for kind in Event.__subclasses__()
+  kind.__name__: kind
+  for kind in (
+    Admitted,
+    Prefilled,
+    LoadIssued,
+    LoadLanded,
+    LoadFailed,
+    Evicted,
+    LaunchBegun,
+    LaunchEnded,
+    Crossed,
+    Routed,
+    Judged,
+    PrefillRouted,
+    Token,
+    Finished,
+  )
 }
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 
 # Programs compiled once serve every process of the tests and the next run:
 # two thirds of all time went into compiling. They are found by what they
@@ -14,6 +15,11 @@ os.environ['JAX_COMPILATION_CACHE_DIR'] = os.environ.get(
   'build/programs',
 )
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+
+# A shell that runs the tests behind itself has told them to ignore Ctrl-C, and
+# they would tell the processes that they start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What is tested is the text, unless somebody asks for what was compiled of it.
 os.environ.setdefault('BEVY_COMPILED', '0')

@@ -19,8 +19,8 @@ _VARIABLE = 'BEVY_COMPILED'
 # The log of runs of all kinds: every policy, parted caches, launches of many
 # layers, failing loads, prompts; then the laws on a scheduler from outside.
 _RUNS = """
-import dataclasses, hashlib, itertools, sys
-from bevy_jax import compiled, engine, lagging, policies
+import dataclasses, hashlib, itertools, sys, tempfile
+from bevy_jax import compiled, engine, events, lagging, policies
 from bevy_jax import runahead, testing, worlds
 from bevy_jax.experiments import simulation
 
@@ -55,6 +55,9 @@ for hops in (1, 4):
   for prefetch in ('mixture:warm=true', 'none'):
     log = simulation.Simulation(config).run('runahead', 'reuse', prefetch).log
     print(hashlib.sha256(repr(log).encode()).hexdigest())
+with tempfile.NamedTemporaryFile() as file:
+  events.save(file.name, {}, log)
+  assert events.load(file.name)[1] == log
 """
 
 
