@@ -81,9 +81,9 @@ def source(paths: Sequence[str], name: str) -> pathlib.Path:
 
 
 def tag(paths: Sequence[str]) -> str:
-  """Of this Python and of the text of all of them."""
+  """Of this Python and of the text of all of them, and of this one."""
   text = hashlib.sha256()
-  for name in MODULES:
+  for name in ('compiled', *MODULES):
     text.update(source(paths, name).read_bytes())
   return f'{sys.implementation.cache_tag}-{text.hexdigest()[:16]}'
 

@@ -99,9 +99,8 @@ def _compile(text: pathlib.Path, out: pathlib.Path) -> None:
   (text / 'setup.py').write_text(_SETUP.format(files=files), encoding='utf-8')
   (text / 'mypy.ini').write_text(_MYPY, encoding='utf-8')
   command = [sys.executable, 'setup.py', '-q', 'build_ext', '-b', str(out)]
-  # Nothing of ours may be found but what is staged.
-  hidden = ('PYTHONPATH', 'MYPYPATH')
-  kept = {k: v for k, v in os.environ.items() if k not in hidden}
+  # Types come from what is staged.
+  kept = {k: v for k, v in os.environ.items() if k != 'MYPYPATH'}
   done = subprocess.run(
     command, cwd=text, env=kept, capture_output=True, text=True, check=False
   )

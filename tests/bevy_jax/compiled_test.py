@@ -73,7 +73,7 @@ class WhenTest(parameterized.TestCase):
       self.enter_context(tempfile.TemporaryDirectory())
     )
     self.paths = [str(self.folder / 'bevy_jax'), str(self.folder)]
-    for name in compiled.MODULES:
+    for name in ('compiled', *compiled.MODULES):
       file = self.folder / 'bevy_jax' / f'{name.replace(".", "/")}.py'
       file.parent.mkdir(parents=True, exist_ok=True)
       file.write_text(f'# {name}\n', encoding='utf-8')
