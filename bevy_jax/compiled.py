@@ -10,9 +10,7 @@ until it is compiled anew. Decisions are the same, event for event.
 `BEVY_COMPILED=0` turns it off; any other value is the folder of all of them.
 """
 
-import functools
 import hashlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
@@ -52,6 +50,7 @@ MODULES = (
   'offload.uses',
 )
 _PACKAGE = 'bevy_jax'
+_NAMES = frozenset(f'{_PACKAGE}.{name}' for name in MODULES)
 _VARIABLE = 'BEVY_COMPILED'
 _SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
@@ -103,8 +102,11 @@ def used() -> bool:
   return any(isinstance(finder, Finder) for finder in sys.meta_path)
 
 
-class Finder(importlib.abc.MetaPathFinder):
-  """Finds the modules of one folder, and what they share."""
+class Finder:
+  """Finds the modules of one folder, and what they share, for `sys.meta_path`.
+
+  Its base in `importlib.abc` would cost every import of ours 10 ms.
+  """
 
   def __init__(self, folder: pathlib.Path):
     self._folder = folder
@@ -115,16 +117,11 @@ class Finder(importlib.abc.MetaPathFinder):
     path: Sequence[str] | None,
     target: ModuleType | None = None,
   ) -> importlib.machinery.ModuleSpec | None:
-    """See `importlib.abc.MetaPathFinder`."""
-    if fullname not in _names() and not fullname.endswith('__mypyc'):
+    """The module of such a name, None where it is none of them."""
+    if fullname not in _NAMES and not fullname.endswith('__mypyc'):
       return None
     place = pathlib.PurePath(*fullname.split('.'))
     file = self._folder / place.with_name(place.name + _SUFFIX)
     if not file.is_file():
       return None
     return importlib.util.spec_from_file_location(fullname, file)
-
-
-@functools.cache
-def _names() -> frozenset[str]:
-  return frozenset(f'{_PACKAGE}.{name}' for name in MODULES)

@@ -161,8 +161,6 @@ def variants(
       for eviction in ('lru', 'lfu_decayed')
     ]
   found.append(OURS._replace(prefetch=mixture))
-  if everything:
-    found.append(PLAIN)
   few = cell.requests <= _FEW and cell.form == 'int4'
   if everything or shared or few:
     found += [LOCKSTEP._replace(prefetch=GATE), OURS._replace(prefetch=GATE)]

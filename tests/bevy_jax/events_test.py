@@ -37,6 +37,8 @@ class EventsTest(absltest.TestCase):
 
   def test_every_kind_comes_back(self):
     self.assertEqual({type(e) for e in _LOG}, set(events.KINDS.values()))
+    kinds = {kind.__name__ for kind in events.Event.__subclasses__()}
+    self.assertEqual(set(events.KINDS), kinds)
     events.save(self.path, {'slots': 3}, _LOG)
     header, log = events.load(self.path)
     self.assertEqual(header, {'version': events.VERSION, 'slots': 3})
