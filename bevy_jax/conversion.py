@@ -40,6 +40,8 @@ def convert(
     recoded = storage_lib.Recoded(opened, storage or opened.dtype)
     if recoded.storage != opened.dtype:
       identity += f' as {storage_lib.name(recoded.storage)}'
+    if recoded.meta is not None:
+      identity += f' in order {recoded.meta["order"]}'
     if not checkpoint_writer.can_write(goal, identity):
       return None
     copies = [p for p in sorted(directory.iterdir()) if _is_kept(p)]

@@ -359,7 +359,10 @@ def _format(source: HfSource | checkpoint.Reader) -> quant.Format | None:
   try:
     if source.dtype != np.uint8:
       raise ValueError(f'the blocks are {source.dtype}, not bytes')
-    return quant.Format(**(source.meta or {}))
+    told = dict(source.meta or {})
+    if (order := told.pop('order', 1)) != quant.ORDER:
+      raise ValueError(f'they are in order {order}, and {quant.ORDER} is read')
+    return quant.Format(**told)
   except (TypeError, ValueError) as error:
     raise ValueError(
       f'{source.directory / checkpoint.INDEX} describes packed experts as '

@@ -141,7 +141,7 @@ class Recoded:
   def meta(self) -> dict[str, Any] | None:
     """What a reader must know to read blocks of bytes; None for floats."""
     if isinstance(self.storage, quant.Format):
-      return dataclasses.asdict(self.storage)
+      return dataclasses.asdict(self.storage) | {'order': quant.ORDER}
     return None
 
   def fill(self, key: int, out: np.ndarray) -> None:

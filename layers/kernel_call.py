@@ -225,6 +225,16 @@ def load_rows(
   return load(ref.at[(*of, pl.ds(0, rows), columns)], line < ref.shape[-2])
 
 
+def load_some(
+  ref: Any, first: Any, rows: int, width: int, *of: jax.Array
+) -> jax.Array:
+  """The same from column `first` on, 0 behind the last one."""
+  line = jax.lax.broadcasted_iota(jnp.int32, (rows, width), 0)
+  column = first + jax.lax.broadcasted_iota(jnp.int32, (rows, width), 1)
+  real = (line < ref.shape[-2]) & (column < ref.shape[-1])
+  return load(ref.at[(*of, pl.ds(0, rows), pl.ds(first, width))], real)
+
+
 def store_rows(
   ref: Any, columns: Any, value: jax.Array, *of: jax.Array
 ) -> None:

@@ -1,9 +1,12 @@
 """Experts of few bits as GPU kernels: widened on their way to the product.
 
-The values of a group go to the tensor cores as small integers, which bfloat16
-holds exactly, and the group's scale is applied to the product.
+A step takes several groups of a line at once. Their values become small
+integers, which bfloat16 holds exactly, and these times their scales, rounded to
+the type of the stream as the plain form rounds them, go to the tensor cores.
+Scales are loaded a step ahead: few bytes, but each step would wait for them.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,25 +45,14 @@ _CUTS = {
   'int4': (_SPREAD + _NIBBLE, _SPREAD + _UPPER + _NIBBLE),
 }
 
+# Bytes of scales, and of zero points where there are some, of each half.
+_Told = tuple[tuple[jax.Array, ...], ...]
+
 
 def supports(how: quant.Layout) -> bool:
   """Whether groups are whole where two values share a byte."""
-  halves = 2 if how.format.kind == 'int4' else 1
-  return how.shape[2] // halves % how.format.group == 0
-
-
-class _Group(NamedTuple):
-  """One group of weights for some outputs.
-
-  Attributes:
-    values: its integers as bfloat16; of 4 bits, less 8.
-    scale: float32, one an output.
-    zero: float32, what to take from every value, one an output, or None.
-  """
-
-  values: jax.Array
-  scale: jax.Array
-  zero: jax.Array | None
+  sides = [side // _halves(how) for side in how.shape[1:]]
+  return not any(side % how.format.group for side in sides)
 
 
 def gate_up(
@@ -73,11 +65,8 @@ def gate_up(
   """As `kernel_experts.gate_up`."""
   n, d = h_NxD.shape
   how, m = pool.layout, place.experts
-  f, group = how.shape[1], how.format.group
-  halves = 2 if how.format.kind == 'int4' else 1
-  rows = kernels.padded(n, kernels.LEAST_ROWS)
-  fb, groups = kernels.block(f, tile.outer), d // halves // group
-  some = kernels.divisor(groups, max(1, tile.inner // group))
+  f = how.shape[1]
+  rows, fb = kernels.padded(n, kernels.LEAST_ROWS), kernels.block(f, tile.outer)
 
   def kernel(data: Any, x: Any, slots: Any, *refs: Any) -> None:
     control, hop, out = refs
@@ -86,24 +75,11 @@ def gate_up(
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
-      def one(i: jax.Array, carry: Any) -> Any:
-        gate, up = carry
-        w_gate = _across(data, how, slot, 0, first, fb, i)
-        w_up = _across(data, how, slot, 1, first, fb, i)
-        for half in range(halves):
-          columns = pl.ds((i + half * groups) * group, group)
-          h = kernels.load_rows(x, columns, rows, group)
-          gate += _product(h, w_gate[half])
-          up += _product(h, w_up[half])
-        return gate, up
+      def given(column: Any, width: int) -> jax.Array:
+        return kernels.load_some(x, column, rows, width)
 
-      def step(j: jax.Array, carry: Any) -> Any:
-        for i in range(some):
-          carry = one(j * some + i, carry)
-        return carry
-
-      zero = jnp.zeros((rows, fb), jnp.float32)
-      gate, up = jax.lax.fori_loop(0, groups // some, step, (zero, zero))
+      parts = [_Lines(data, how, slot, first, fb, i * f * d, d) for i in (0, 1)]
+      gate, up = _products(parts, given, x.dtype, tile.inner)
       at = pl.ds(first, fb)
       kernels.store_rows(out, at, kernels.swiglu(gate, up), expert)
 
@@ -129,11 +105,8 @@ def down(
   """As `kernel_experts.down`."""
   m, n, f = hidden_MxNxF.shape
   how, t = pool.layout, slots_NxT.shape[1]
-  d, group = how.shape[2], how.format.group
-  halves = 2 if how.format.kind == 'int4' else 1
-  rows = kernels.padded(n, kernels.LEAST_ROWS)
-  ob, groups = kernels.block(d // halves, tile.outer // halves), f // group
-  some = kernels.divisor(groups, max(1, tile.inner // group))
+  d = how.shape[2]
+  rows, ob = kernels.padded(n, kernels.LEAST_ROWS), kernels.block(d, tile.outer)
 
   def kernel(data: Any, hidden: Any, slots: Any, *refs: Any) -> None:
     control, hop, out = refs
@@ -142,30 +115,17 @@ def down(
 
     @pl.when(kernels.named(slots, slot))
     def _() -> None:
-      def one(i: jax.Array, acc: Any) -> Any:
-        inner = pl.ds(i * group, group)
-        h = kernels.load_rows(hidden, inner, rows, group, expert)
-        found = _along(data, how, slot, first, ob, i)
-        return tuple(
-          a + _product(h, g, first=True)
-          for a, g in zip(acc, found, strict=True)
-        )
+      def given(column: Any, width: int) -> jax.Array:
+        return kernels.load_some(hidden, column, rows, width, expert)
 
-      def step(j: jax.Array, acc: Any) -> Any:
-        for i in range(some):
-          acc = one(j * some + i, acc)
-        return acc
-
-      start = (jnp.zeros((rows, ob), jnp.float32),) * halves
-      acc = jax.lax.fori_loop(0, groups // some, step, start)
-      for half in range(halves):
-        at = pl.ds(first + half * d // 2, ob)
-        kernels.store_choices(out, slots, slot, at, acc[half])
+      part = _Lines(data, how, slot, first, ob, 2 * f * d, f)
+      (made,) = _products([part], given, hidden.dtype, tile.inner)
+      kernels.store_choices(out, slots, slot, pl.ds(first, ob), made)
 
   out: jax.Array = kernels.call(
     kernel,
     'down_' + how.format.kind,
-    (m, d // halves // ob),
+    (m, d // ob),
     kernels.shape((n, t, d), jnp.float32),
     (pool.data, hidden_MxNxF, slots_NxT, *place.operands),
     warps=tile.warps,
@@ -174,71 +134,153 @@ def down(
   return out
 
 
-def _product(h: jax.Array, group: _Group, *, first: bool = False) -> jax.Array:
-  """A group's part of a product."""
-  raw = kernels.dot_rows(h, group.values.astype(h.dtype), first=first)
-  if group.zero is not None:
-    total = jnp.sum(h.astype(jnp.float32), axis=1)
-    raw = raw - total[:, None] * group.zero[None, :]
-  return raw * group.scale[None, :]
+class _Lines(NamedTuple):
+  """Some outputs of one matrix of an expert, each a line of weights.
 
-
-def _across(
-  data: Any,
-  how: quant.Layout,
-  slot: jax.Array,
-  part: int,
-  first: Any,
-  fb: int,
-  i: Any,
-) -> list[_Group]:
-  """Group i of gate (part 0) or up (1) for outputs `[fb]`; values `[fb, g]`.
-
-  Of 4 bits two groups: i of the lower half of the columns, and of the upper.
+  Attributes:
+    data: the pool's.
+    how: what lies in a slot.
+    slot: that is read.
+    first: the first output.
+    outputs: how many.
+    start: of the matrix, in weights.
+    length: of a line.
   """
-  _, f, d = how.shape
-  group, groups = how.format.group, d // how.format.group
-  halves = 2 if how.format.kind == 'int4' else 1
-  stored = d // halves
-  lines = part * f + first + jnp.arange(fb, dtype=jnp.int32)
-  columns = i * group + jnp.arange(group, dtype=jnp.int32)
-  raw = kernels.load(data.at[slot, lines[:, None] * stored + columns[None, :]])
-  return [
-    _group(data, how, slot, values, lines * groups + i + half * (groups // 2))
-    for half, values in enumerate(_values(how, raw))
-  ]
+
+  data: Any
+  how: quant.Layout
+  slot: jax.Array
+  first: Any
+  outputs: int
+  start: int
+  length: int
+
+  @property
+  def groups(self) -> int:
+    """Of a line; where two values share a byte, of half of it."""
+    return self.length // _halves(self.how) // self.how.format.group
+
+  def told(self, group: jax.Array) -> _Told:
+    """What some groups' scales are made of, `[outputs, G]` each.
+
+    Args:
+      group: int32 `[G]`; there may be none behind the last one.
+    """
+    how, halves = self.how, _halves(self.how)
+    line = self.start // how.format.group + self._lines() * self.groups * halves
+    real = (group < self.groups)[None, :]
+    real = jnp.broadcast_to(real, (self.outputs, len(group)))
+    found = []
+    for half in range(halves):
+      index = line[:, None] + group[None, :] + half * self.groups
+      at = [how.scales.offset + 2 * index + i for i in (0, 1)]
+      if how.zeros is not None:
+        # Halves of the whole list share bytes.
+        at.append(how.zeros.offset + index % (how.scales.shape[0] // 2))
+      found.append(
+        tuple(kernels.load(self.data.at[self.slot, a], real) for a in at)
+      )
+    return tuple(found)
+
+  def weights(
+    self, group: jax.Array, told: _Told, dtype: jnp.dtype
+  ) -> list[jax.Array]:
+    """Weights `[outputs, columns]` of some groups, of each half of a line.
+
+    They are 0 behind the last group.
+    """
+    how, halves, size = self.how, _halves(self.how), self.how.format.group
+    # Whole numbers of bytes, or loads would be of one byte each.
+    line = self.start // halves + self._lines() * (self.length // halves)
+    at = line[:, None] + group[None, :] * size
+    inner = jnp.arange(size, dtype=jnp.int32)
+    at = at[:, :, None] + inner[None, None, :]
+    real = None
+    if self.groups % len(group):
+      real = jnp.broadcast_to((group < self.groups)[None, :, None], at.shape)
+    raw = kernels.load(self.data.at[self.slot, at], real)
+    exact = dtype if dtype == jnp.bfloat16 else jnp.float32
+    found = []
+    for half, values in enumerate(_values(how, raw)):
+      scale, zero = self._scale(told[half], group, half)
+      if zero is not None:
+        values = values - zero.astype(values.dtype)[:, :, None]
+      made = values.astype(exact) * scale.astype(exact)[:, :, None]
+      found.append(made.astype(dtype).reshape(self.outputs, -1))
+    return found
+
+  def _lines(self) -> jax.Array:
+    lines: jax.Array = self.first + jnp.arange(self.outputs, dtype=jnp.int32)
+    return lines
+
+  def _scale(
+    self, told: tuple[jax.Array, ...], group: jax.Array, half: int
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Scales and, less what `_values` is less by, zero points of a half."""
+    low, high, *byte = (part.astype(jnp.uint32) for part in told)
+    bits = (low << jnp.uint32(16)) | (high << jnp.uint32(24))
+    scale = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    if not byte:
+      return scale, None
+    how, halves = self.how, _halves(self.how)
+    line = self.start // how.format.group + self._lines() * self.groups * halves
+    index = line[:, None] + group[None, :] + half * self.groups
+    upper = index >= how.scales.shape[0] // 2
+    zero = jnp.where(upper, byte[0] >> 4, byte[0] & 15).astype(jnp.int32)
+    return scale, zero - _MIDDLE
 
 
-def _along(
-  data: Any, how: quant.Layout, slot: jax.Array, first: Any, ob: int, i: Any
-) -> list[_Group]:
-  """Group i of the way down for outputs `[ob]`; values `[g, ob]`.
+def _products(
+  parts: Sequence[_Lines],
+  given: Callable[[Any, int], jax.Array],
+  dtype: jnp.dtype,
+  inner: int,
+) -> list[jax.Array]:
+  """What rows become by some outputs of matrices, float32 `[rows, outputs]`.
 
-  Of 4 bits also for outputs of the upper half.
+  Args:
+    parts: the matrices.
+    given: so many columns of the rows from one on, 0 behind the last one.
+    dtype: of the product.
+    inner: bytes of a line that a step takes.
   """
-  _, f, d = how.shape
-  group = how.format.group
-  halves = 2 if how.format.kind == 'int4' else 1
-  stored = d // halves
-  lines = 2 * f + i * group + jnp.arange(group, dtype=jnp.int32)
-  columns = first + jnp.arange(ob, dtype=jnp.int32)
-  raw = kernels.load(data.at[slot, lines[:, None] * stored + columns[None, :]])
-  base = 2 * f * (d // group) + i * d
-  return [
-    _group(data, how, slot, values, base + columns + half * (d // 2))
-    for half, values in enumerate(_values(how, raw))
-  ]
+  how, groups = parts[0].how, parts[0].groups
+  size = how.format.group
+  some = max(1, inner // size)
+
+  def step(j: jax.Array, carry: Any) -> Any:
+    sums, told = carry
+    at = j * some + jnp.arange(some, dtype=jnp.int32)
+    ahead = [part.told(at + some) for part in parts]
+    made = [
+      part.weights(at, what, dtype)
+      for part, what in zip(parts, told, strict=True)
+    ]
+    for half in range(_halves(how)):
+      h = given((j * some + half * groups) * size, some * size)
+      sums = [
+        total + kernels.dot_rows(h, weights[half])
+        for total, weights in zip(sums, made, strict=True)
+      ]
+    return sums, ahead
+
+  rows = given(0, some * size).shape[0]
+  zeros = [jnp.zeros((rows, part.outputs), jnp.float32) for part in parts]
+  first = jnp.arange(some, dtype=jnp.int32)
+  start = zeros, [part.told(first) for part in parts]
+  found: list[jax.Array]
+  found, _ = jax.lax.fori_loop(0, pl.cdiv(groups, some), step, start)
+  return found
 
 
 def _values(how: quant.Layout, raw: jax.Array) -> list[jax.Array]:
-  """The integers of stored bytes as bfloat16; see `_Group`."""
+  """The integers of stored bytes, as bfloat16, by half; of 4 bits less 8."""
   if kernels.interpreted():
     if how.format.kind == 'int8':
       whole = [jax.lax.bitcast_convert_type(raw, jnp.int8)]
     else:
-      wide = raw.astype(jnp.int8)
-      whole = [wide & jnp.int8(15), (wide >> jnp.int8(4)) & jnp.int8(15)]
-      whole = [part - jnp.int8(_MIDDLE) for part in whole]
+      wide = raw.astype(jnp.int16)
+      whole = [(part & 15) - _MIDDLE for part in (wide, wide >> 4)]
     return [part.astype(jnp.bfloat16) for part in whole]
   kind = kernels.shape(raw.shape, jnp.bfloat16)
   found = [
@@ -254,25 +296,6 @@ def _values(how: quant.Layout, raw: jax.Array) -> list[jax.Array]:
   return [part[0] for part in found]
 
 
-def _group(
-  data: Any,
-  how: quant.Layout,
-  slot: jax.Array,
-  values: jax.Array,
-  index: jax.Array,
-) -> _Group:
-  """Values with their scales and shifts, which lie at `index` of all groups."""
-  at = how.scales.offset + 2 * index
-  low = kernels.load(data.at[slot, at]).astype(jnp.uint32)
-  high = kernels.load(data.at[slot, at + 1]).astype(jnp.uint32)
-  bits = (low << jnp.uint32(16)) | (high << jnp.uint32(24))
-  scale = jax.lax.bitcast_convert_type(bits, jnp.float32)
-  if how.zeros is None:
-    return _Group(values, scale, None)
-  # Halves of the whole list share bytes.
-  half = how.scales.shape[0] // 2
-  upper = index >= half
-  at = how.zeros.offset + index - jnp.where(upper, half, 0)
-  byte = kernels.load(data.at[slot, at]).astype(jnp.int32)
-  zero = jnp.where(upper, byte >> 4, byte & 15) - _MIDDLE
-  return _Group(values, scale, zero.astype(jnp.float32))
+def _halves(how: quant.Layout) -> int:
+  """Values that share a byte: of both halves of a line."""
+  return 2 if how.format.kind == 'int4' else 1

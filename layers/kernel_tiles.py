@@ -45,8 +45,18 @@ _DEFAULT: dict[str, dict[int, Pair]] = {
     2: (Tile(64, 128, 4, 4), Tile(64, 256, 4, 3)),
     64: (Tile(64, 128, 4, 3), Tile(64, 64, 4, 4)),
   },
-  'int8': {64: (Tile(64, 128, 4, 3), Tile(128, 64, 4, 3))},
-  'int4': {64: (Tile(64, 128, 4, 3), Tile(128, 32, 4, 4))},
+  'int8': {64: (Tile(32, 128, 4, 3), Tile(64, 64, 4, 3))},
+  'int4': {64: (Tile(32, 128, 4, 3), Tile(64, 128, 4, 3))},
 }
-# By form and `F, D`: for rows up to so many, as `tune_tiles` prints it.
-_MEASURED: dict[tuple[str, int, int], dict[int, Pair]] = {}
+# By form and `F, D`: for rows up to so many, as `tune_tiles` prints it; on an
+# H200.
+_MEASURED: dict[tuple[str, int, int], dict[int, Pair]] = {
+  ('int4:32', 768, 2048): {
+    2: (Tile(64, 128, 4, 3), Tile(64, 64, 4, 3)),
+    8: (Tile(32, 128, 4, 3), Tile(64, 64, 4, 3)),
+  },
+  ('int4:32', 2880, 2880): {
+    2: (Tile(32, 128, 4, 3), Tile(32, 128, 2, 3)),
+    16: (Tile(32, 128, 4, 3), Tile(64, 128, 4, 3)),
+  },
+}

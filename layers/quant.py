@@ -1,13 +1,14 @@
 """Quantised experts: how one is packed into bytes and read from them.
 
-A block is one run of bytes: the values of gate, up and transposed down
-`[3, F, D]`, then one bfloat16 scale a group, then one 4-bit zero point a
-group where the format has them. Groups lie along the dimension that a
-product sums over: D for gate and up, F for down. A weight is
-`(value - zero) * scale`, which float32 holds exactly.
+A block is one run of bytes: the values of gate and up, each `[F, D]`, and of
+down, `[D, F]`, then one bfloat16 scale a group, then one 4-bit zero point a
+group where the format has them. So each line belongs to one output, groups lie
+along it, as a product sums, and whoever reads a line reads one run of bytes. A
+weight is `(value - zero) * scale`, which float32 holds exactly.
 
-Two 4-bit values share a byte: column j of a row with column j + D / 2, the
-former in the low half; zero points likewise, halves of their whole list.
+Two 4-bit values share a byte: column j of a line with the one half a line
+behind it, the former in the low half; zero points likewise, halves of their
+whole list.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+ORDER = 2  # Of the bytes of a block; in 1 lines of down were inputs.
 GROUPS = (32, 64, 128)
 _BITS = {'int8': 8, 'int4': 4}
 _MIDDLE = 8  # The zero point of a symmetric 4-bit group.
@@ -91,8 +93,9 @@ class Layout:
   Attributes:
     format: what is stored.
     shape: of the expert, `(3, F, D)`.
-    values: int8 `[3, F, D]` or uint8 `[3, F, D / 2]`.
-    scales: bfloat16, first `[2, F, D / group]`, then `[F / group, D]`.
+    values: int8 or uint8, `[2, F, D]` and then `[D, F]`; of 4 bits half of
+      each line.
+    scales: bfloat16, first `[2, F, D / group]`, then `[D, F / group]`.
     zeros: uint8, half as many as scales; None without zero points.
   """
 
@@ -155,9 +158,9 @@ def layout(form: Format, shape: tuple[int, int, int]) -> Layout:
         f'{side}: {hint}'
       )
   if form.kind == 'int8':
-    values = Part(0, shape, 'int8')
+    values = Part(0, (three * f * d,), 'int8')
   else:
-    values = Part(0, (three, f, d // 2), 'uint8')
+    values = Part(0, (three * f * d // 2,), 'uint8')
   groups = three * f * d // form.group
   scales = Part(values.end, (groups,), 'bfloat16')
   zeros = Part(scales.end, (groups // 2,), 'uint8') if form.zero_point else None
@@ -181,20 +184,23 @@ def pack(how: Layout, weights: np.ndarray) -> np.ndarray:
       f'cannot be stored as {how.format.name}. The file is broken, or was '
       'saved in a type too narrow for the model.'
     )
-  rows = _grouped(wide, how.format.group)
+  _, f, d = how.shape
+  lines = [wide[:2].reshape(2 * f, d), wide[2].T]
+  rows = np.concatenate([x.reshape(-1, how.format.group) for x in lines])
   low, high = (
     np.minimum(rows.min(axis=1), 0).astype(np.float64),
     np.maximum(rows.max(axis=1), 0).astype(np.float64),
   )
   scale, zero, least, most = _grid(how.format, low, high)
   steps = np.rint(rows / scale.astype(np.float32)[:, None]) + zero[:, None]
-  whole = _ungrouped(np.clip(steps, least, most), how.shape)
+  whole = np.clip(steps, least, most).reshape(-1)
   out = np.empty(how.nbytes, np.uint8)
   if how.format.kind == 'int8':
-    values = whole.astype(np.int8).view(np.uint8)
+    out[: how.values.end] = whole.astype(np.int8).view(np.uint8)
   else:
-    values = _join(whole.astype(np.uint8))
-  out[: how.values.end] = values.reshape(-1)
+    gate_up, down = np.split(whole.astype(np.uint8), [2 * f * d])
+    halves = _join(gate_up.reshape(-1, d)), _join(down.reshape(-1, f))
+    out[: how.values.end] = np.concatenate([x.reshape(-1) for x in halves])
   out[how.scales.offset : how.scales.end] = scale.view(np.uint8)
   if how.zeros is not None:
     out[how.zeros.offset :] = _join(zero.astype(np.uint8))
@@ -204,33 +210,31 @@ def pack(how: Layout, weights: np.ndarray) -> np.ndarray:
 def unpack(how: Layout, block: jax.Array) -> jax.Array:
   """The float32 expert `[3, F, D]` of one block, uint8 `[nbytes]`."""
   _, f, d = how.shape
-  group = how.format.group
-  raw = block[: how.values.end].reshape(how.values.shape)
-  if how.format.kind == 'int8':
-    values = jax.lax.bitcast_convert_type(raw, jnp.int8)
-  else:
-    values = _split(raw).astype(jnp.int8)
+  raw = block[: how.values.end]
   pairs = block[how.scales.offset : how.scales.end].reshape(-1, 2)
   scales = jax.lax.bitcast_convert_type(pairs, jnp.bfloat16)
   zeros = None
   if how.zeros is not None:
     zeros = _split(block[how.zeros.offset : how.zeros.end]).astype(jnp.int8)
-  elif how.format.kind == 'int4':
-    values = values - jnp.int8(_MIDDLE)
-  cut = 2 * f * d // group
-  inner = (2, f, d // group, 1)
-  outer = (f // group, 1, d)
-  gate_up = values[:2].reshape(2, f, d // group, group)
-  down = values[2].reshape(f // group, group, d)
-  if zeros is not None:
-    gate_up = gate_up - zeros[:cut].reshape(inner)
-    down = down - zeros[cut:].reshape(outer)
-  wide = scales.astype(jnp.float32)
-  gate_up_f32 = gate_up.astype(jnp.float32) * wide[:cut].reshape(inner)
-  down_f32 = down.astype(jnp.float32) * wide[cut:].reshape(outer)
-  return jnp.concatenate(
-    [gate_up_f32.reshape(2, f, d), down_f32.reshape(1, f, d)]
-  )
+  cut, count = len(raw) // 3 * 2, len(scales) // 3 * 2
+  found = []
+  for values, some, lines in (
+    (raw[:cut], slice(None, count), 2 * f),
+    (raw[cut:], slice(count, None), d),
+  ):
+    values = values.reshape(lines, -1)
+    if how.format.kind == 'int8':
+      whole = jax.lax.bitcast_convert_type(values, jnp.int8)
+    else:
+      whole = _split(values).astype(jnp.int8)
+    whole = whole.reshape(-1, how.format.group)
+    if zeros is not None:
+      whole = whole - zeros[some, None]
+    elif how.format.kind == 'int4':
+      whole = whole - jnp.int8(_MIDDLE)
+    wide = whole.astype(jnp.float32) * scales[some, None].astype(jnp.float32)
+    found.append(wide.reshape(lines, -1))
+  return jnp.concatenate([found[0].reshape(2, f, d), found[1].T[None]])
 
 
 def _grid(
@@ -257,22 +261,6 @@ def _bf16_up(x: np.ndarray) -> np.ndarray:
   near = x.astype(_BF16)
   bits = near.view(np.uint16) + (near.astype(np.float64) < x)
   return bits.astype(np.uint16).view(_BF16)
-
-
-def _grouped(x: np.ndarray, group: int) -> np.ndarray:
-  """`[3, F, D]` as `[groups, group]`, in the order of the scales."""
-  _, f, d = x.shape
-  down = x[2].reshape(f // group, group, d).swapaxes(1, 2)
-  return np.concatenate([x[:2].reshape(-1, group), down.reshape(-1, group)])
-
-
-def _ungrouped(rows: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-  """The inverse of `_grouped`."""
-  _, f, d = shape
-  group = rows.shape[1]
-  cut = 2 * f * d // group
-  down = rows[cut:].reshape(f // group, d, group).swapaxes(1, 2)
-  return np.concatenate([rows[:cut].reshape(2, f, d), down.reshape(1, f, d)])
 
 
 def _join(values: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ import json
 import pathlib
 import tempfile
 import zlib
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +26,7 @@ _CONFIG = {
   'num_experts_per_tok': 2,
 }
 _SHAPE = (3, 32, 64)
+_INT4 = {'kind': 'int4', 'group': 32, 'zero_point': False, 'order': 2}
 
 
 class StorageTest(parameterized.TestCase):
@@ -119,7 +121,9 @@ class StorageTest(parameterized.TestCase):
 
   def test_a_finished_one_of_another_kind_is_left_alone(self):
     self.convert('int8')
-    with self.assertRaisesRegex(ValueError, 'in another way .*int8:32, not'):
+    with self.assertRaisesRegex(
+      ValueError, 'in another way .*int8:32 in .* not'
+    ):
       self.convert('int4')
     self.assertEqual(loading.load(self.target).format, quant.parse('int8'))
 
@@ -144,11 +148,14 @@ class StorageTest(parameterized.TestCase):
       loading.load(self.target)
 
   @parameterized.parameters(
-    ({'kind': 'int8', 'group': 32, 'zero_point': False}, 'asks for 8 of'),
-    ({'kind': 'int4', 'group': 48, 'zero_point': False}, 'group of int4 is 48'),
-    ({'kind': 'int4', 'group': 64, 'zero_point': False}, 'that 64 divides'),
-    ({'kind': 'int4', 'rows': 1}, 'cannot be read'),
+    (_INT4 | {'kind': 'int8'}, 'asks for 8 of'),
+    (_INT4 | {'group': 48}, 'group of int4 is 48'),
+    (_INT4 | {'group': 64}, 'that 64 divides'),
+    ({'kind': 'int4', 'rows': 1, 'order': 2}, 'cannot be read'),
     (None, 'cannot be read'),
+    (_INT4 | {'order': 3}, 'in order 3, and 2 is read. Convert the model'),
+    # What was written before there was an order.
+    ({k: _INT4[k] for k in _INT4 if k != 'order'}, 'in order 1, and 2 is'),
   )
   def test_an_index_that_lies_is_refused(self, meta: object, message: str):
     self.convert('int4')
@@ -159,6 +166,14 @@ class StorageTest(parameterized.TestCase):
     marker.write_text(json.dumps(whole))
     with self.assertRaisesRegex(ValueError, message):
       loading.load(self.target)
+
+  def test_one_in_an_order_of_before_is_not_taken_for_done(self):
+    with mock.patch.object(quant, 'ORDER', 1):
+      self.convert('int4')
+    with self.assertRaisesRegex(ValueError, 'in order 1, and 2 is read'):
+      loading.load(self.target)
+    with self.assertRaisesRegex(ValueError, 'stored in another way'):
+      self.convert('int4')
 
   def test_wrong_sides_are_refused_before_anything_is_written(self):
     self.write(intermediate_size=48)

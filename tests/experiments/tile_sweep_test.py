@@ -41,6 +41,17 @@ class SweepTest(absltest.TestCase):
       tile = kernel_tiles.expert(sweep.form, sweep.shape, 2)[part]
       self.assertTrue(0 < sweep.time(part, tile) < float('inf'))
 
+  def test_a_profile_is_read_for_the_kernel_alone(self):
+    events = [
+      {'ph': 'M', 'pid': 1, 'name': 'process_name', 'args': {'name': '/GPU:0'}},
+      {'ph': 'M', 'pid': 2, 'name': 'process_name', 'args': {'name': '/CPU'}},
+      {'ph': 'X', 'pid': 1, 'name': 'down_int4', 'dur': 31.5},
+      {'ph': 'X', 'pid': 1, 'name': 'gate_up_int4', 'dur': 60.0},
+      {'ph': 'X', 'pid': 2, 'name': 'down_int4', 'dur': 900.0},
+      {'ph': 'X', 'pid': 1, 'name': 'down_int4', 'dur': 32.0},
+    ]
+    self.assertEqual(tile_sweep.on_device(events, 'down'), [31.5, 32.0])
+
 
 class TableTest(absltest.TestCase):
   def test_unknown_shapes_get_the_default(self):

@@ -39,22 +39,22 @@ def _plain(how: quant.Layout, block: np.ndarray) -> np.ndarray:
   count = 3 * F * D // group
   narrow = how.format.kind == 'int4'
   size = 3 * F * D // (2 if narrow else 1)
-  raw = block[:size].reshape(3, F, -1)
+  cut = 2 * size // 3
+  raw = [*block[:cut].reshape(2, F, -1), block[cut:size].reshape(D, -1)]
   scales = block[size : size + 2 * count].copy().view(ml_dtypes.bfloat16)
   zeros = block[size + 2 * count :]
   out = np.empty(SHAPE, np.float32)
   for part, f, d in np.ndindex(*SHAPE):
-    if part < 2:
-      which = (part * F + f) * (D // group) + d // group
-    else:
-      which = 2 * F * (D // group) + f // group * D + d
+    line, column, length = (f, d, D) if part < 2 else (d, f, F)
+    which = (part * F * D + line * length + column) // group
     zero = 8 if narrow else 0
     if how.format.zero_point:
       byte = int(zeros[which % (count // 2)])
       zero = byte & 15 if which < count // 2 else byte >> 4
-    byte = int(raw[part, f, d % (D // 2) if narrow else d])
+    half = length // 2
+    byte = int(raw[part][line, column % half if narrow else column])
     if narrow:
-      value = byte & 15 if d < D // 2 else byte >> 4
+      value = byte & 15 if column < half else byte >> 4
     else:
       value = byte - 256 * (byte > 127)
     out[part, f, d] = np.float32(value - zero) * np.float32(scales[which])
@@ -68,8 +68,8 @@ def _scale_of_each(how: quant.Layout, block: np.ndarray) -> np.ndarray:
   scales = raw.view(ml_dtypes.bfloat16).astype(np.float32)
   cut = 2 * F * D // group
   gate_up = np.repeat(scales[:cut].reshape(2, F, -1), group, axis=2)
-  down = np.repeat(scales[cut:].reshape(1, -1, D), group, axis=1)
-  return np.concatenate([gate_up, down])
+  down = np.repeat(scales[cut:].reshape(D, -1), group, axis=1)
+  return np.concatenate([gate_up, down.T[None]])
 
 
 class PackTest(parameterized.TestCase):
@@ -109,15 +109,15 @@ class PackTest(parameterized.TestCase):
     how = quant.layout(quant.parse('int4:32:zero'), (3, 32, 512))
     pairs = np.arange(256).reshape(1, 256)
     row = np.concatenate([pairs & 15, pairs >> 4], axis=1)
-    whole = np.broadcast_to(row, (3, 32, 512)).astype(np.uint8)
+    whole = np.broadcast_to(row, (2, 32, 512)).astype(np.uint8)
     block = np.zeros(how.nbytes, np.uint8)
-    block[: how.values.end].reshape(3, 32, 256)[:] = np.arange(256)
+    block[: 2 * 32 * 256].reshape(2, 32, 256)[:] = np.arange(256)
     ones = np.ones(how.scales.shape, ml_dtypes.bfloat16)
     block[how.scales.offset : how.scales.end] = ones.view(np.uint8)
     for zero in range(16):
       block[how.zeros.offset :] = zero * 17
       got = np.asarray(_unpack(how, block))
-      np.testing.assert_array_equal(got, whole.astype(np.float32) - zero)
+      np.testing.assert_array_equal(got[:2], whole.astype(np.float32) - zero)
 
   @parameterized.parameters('int8', 'int4', 'int4:32:zero')
   def test_numbers_on_the_grid_come_back_exactly(self, name: str):
