@@ -38,7 +38,8 @@ class _Note(NamedTuple):
     flight: the launch.
     ended: what it answered.
     starts: position and tokens of each row when it began.
-    came: for each hop, who came to its router.
+    came: for each hop, who came to its router; empty until it is told where
+      everybody has passed.
     read: for each hop, bitmap of the experts that brought them there from the
       router before; 0 at the first one: the launch itself names those.
     crossed: how many layers each row has come further.
@@ -95,34 +96,20 @@ class Answers:
     the device did. Returns how many layers each crossed, and how many experts
     it took behind the first one.
     """
-    group, layers = flight.group, self._layers
-    head = _head(flight, layers)
+    group = flight.group
     starts = [(p.position, len(p.generated)) for p in group]
     crossed = [0] * len(group)
     over: dict[int, str] = {}  # `dict[int, str]()` costs .7 us.
     note = _Note(len(self._log), flight, ended, starts, [], [], crossed, over)
     self._notes.append(note)
-    for number, hop in enumerate(ended.hops):
-      came = _came(hop, len(group))
-      if over:
-        came = _without(came, over)
-      places, needs, hop = came
-      read = 0
-      for place, need, ids in zip(places, needs, hop.choices, strict=True):
-        p = group[place]
-        if number:
-          read |= p.need
-        p.need, p.choices = need, ids
-        crossed[place] = number + 1
-      note.came.append(came)
-      note.read.append(read)
-      if number == head or not all(hop.sound):
-        self._end(group, came, over, head=number == head)
-    decoded = flight.kind == 'decode'
+    passed, taken = ended.passed, None
+    if passed is not None:
+      taken = self._take_tokens(group, passed.tokens)
+      if not taken:
+        return self._pass(note, passed)
+    self._follow(note, taken)
     for p, count in zip(group, crossed, strict=True):
-      p.layer = (flight.layer + count) % layers
-      if decoded:
-        p.position += count
+      self._move(p, flight, count)
     if over:
       group = [p for place, p in enumerate(group) if place not in over]
     self.back(group)
@@ -158,6 +145,68 @@ class Answers:
       log += behind[note.at - first : end - first]
     self._flights.host.settle += clock() - begun
 
+  def _pass(
+    self, note: _Note, passed: protocols.Passed
+  ) -> tuple[list[int], int]:
+    """All rows have come where the last hop says, and nobody has ended."""
+    flight, crossed = note.flight, note.crossed
+    came = _came(passed.last, len(flight.group))
+    for place, p in enumerate(flight.group):
+      p.need, p.choices = came.needs[place], passed.last.choices[place]
+      crossed[place] = flight.hops
+      self._move(p, flight, flight.hops)
+    self.back(flight.group)
+    return crossed, passed.read
+
+  def _follow(self, note: _Note, taken: dict[int, str] | None) -> None:
+    """The rows of a launch hop by hop; `taken`: who ends behind its head.
+
+    None where their tokens have not been taken yet.
+    """
+    flight, crossed, over = note.flight, note.crossed, note.over
+    group, head = flight.group, _head(flight, self._layers)
+    for number, hop in enumerate(note.ended.hops):
+      came = _came(hop, len(group))
+      if over:
+        came = _without(came, over)
+      places, needs, hop = came
+      read = 0
+      for place, need, ids in zip(places, needs, hop.choices, strict=True):
+        p = group[place]
+        if number:
+          read |= p.need
+        p.need, p.choices = need, ids
+        crossed[place] = number + 1
+      note.came.append(came)
+      note.read.append(read)
+      if number == head and taken is not None:
+        over.update(taken)
+      elif number == head or not all(hop.sound):
+        self._end(group, came, over, head=number == head)
+
+  def _move(
+    self, p: request_lib.Progress, flight: flights_lib.Flight, count: int
+  ) -> None:
+    p.layer = (flight.layer + count) % self._layers
+    if flight.kind == 'decode':
+      p.position += count
+
+  def _take_tokens(
+    self, group: Sequence[request_lib.Progress], tokens: Sequence[int]
+  ) -> dict[int, str]:
+    """Rows take their tokens behind a head; who ends, and why."""
+    over: dict[int, str] = {}
+    for place, token in enumerate(tokens):
+      reason = self._take_token(group[place], token)
+      if reason is not None:
+        self._give_up(group[place])
+        over[place] = reason
+    return over
+
+  def _give_up(self, p: request_lib.Progress) -> None:
+    self._rows[p.row] = None
+    self._view.active -= 1
+
   def _end(
     self,
     group: Sequence[request_lib.Progress],
@@ -176,8 +225,7 @@ class Answers:
         reason = self._take_token(p, hop.tokens[i])
       if reason is not None:
         over[place] = reason
-        self._rows[p.row] = None
-        self._view.active -= 1
+        self._give_up(p)
 
   def _take_token(self, p: request_lib.Progress, token: int) -> str | None:
     """A row has its next token; a reason where it is the request's last."""
@@ -193,6 +241,8 @@ class Answers:
   def _tell(self, note: _Note) -> None:
     """Hop by hop, as if each had been a launch of its own."""
     flight, ended = note.flight, note.ended
+    if not note.came:
+      _recall(note)
     read: list[int] = []
     for number, experts in enumerate(note.read):
       if experts:
@@ -248,6 +298,18 @@ class Answers:
   def _count_token(self) -> None:
     self._tokens += 1
     self._loads.uses.advance(self._tokens / len(self._rows))
+
+
+def _recall(note: _Note) -> None:
+  """Hop by hop, what a launch answered whose rows have all passed."""
+  read = 0
+  for hop in note.ended.hops:
+    came = _came(hop, len(note.flight.group))
+    note.came.append(came)
+    note.read.append(read)
+    read = 0
+    for need in came.needs:
+      read |= need
 
 
 def _head(flight: flights_lib.Flight, layers: int) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from bevy_jax import config as config_lib
 from bevy_jax import (
+  graphs,
   hop_table,
   hops,
   launches,
@@ -37,6 +38,7 @@ from bevy_jax.offload import transfer as transfer_lib
 
 # Longer than any number of launches in flight that a scheduler may ask for.
 _RING = 8
+_LONG = 4  # Hops of an answer that is told in short where it can be.
 _NAP = 30e-6  # Seconds between looks while both link and device are busy.
 
 
@@ -241,16 +243,18 @@ class DeviceExecutor:
   def _ended(self, number: int, begun: launches.Begun) -> protocols.Ended:
     if not begun.gates:
       return protocols.Ended(self.now(), number, ())
-    told = begun.answer
+    told, k, passed = begun.answer, self._model.top_k, None
+    hops: Sequence[protocols.Hop]
     if isinstance(told, jax.Array):
-      table = np.asarray(told)
-      if begun.rows:
-        table = table[: begun.rows]
-      hops = hop_table.hop_by_hop(self._model.top_k, table, begun.gates)
+      table = np.asarray(told)[: begun.rows or None]
+      some = hop_table.hop_by_hop(k, table, begun.gates)
+      hops = hop_table.read(k, some, begun.gates)
     else:
-      hops = told.hops(begun.rows)
-    answer = hop_table.read(self._model.top_k, hops, begun.gates)
-    return protocols.Ended(self.now(), number, answer)
+      table = told.table(begun.rows)
+      hops = graphs.Told(k, table)
+      if len(table) >= _LONG:
+        passed = hop_table.passed(table, self._model.num_experts)
+    return protocols.Ended(self.now(), number, hops, passed=passed)
 
   def _experts(self) -> experts.Pool:
     if self._layout is None:

@@ -16,16 +16,17 @@ stream that it computes on, kernel by kernel, and chained. That is safe because:
 """
 
 import contextlib
+import functools
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from bevy_jax import control as control_lib
-from bevy_jax import steps
+from bevy_jax import hop_table, protocols, steps
 from bevy_jax.offload import cuda, cuda_graph
 
 
@@ -46,16 +47,36 @@ class Answer:
     self._runtime.sleep(self._event)
     return self
 
-  def hops(self, rows: int) -> Iterator[list[list[int]]]:
-    """What each hop has answered of the first rows; see `hop_table.read`."""
-    for table in self._table:
-      yield table[:rows].tolist()
+  def table(self, rows: int) -> np.ndarray:
+    """A copy for the first rows, `[hops, rows, 2 + T]`."""
+    return self._table[:, :rows].copy()
 
   def __array__(
     self, dtype: Any = None, copy: bool | None = None
   ) -> np.ndarray:
     """As a launch of XLA answers: `[rows, hops * (2 + T)]`, a copy."""
     return np.concatenate(self._table, axis=1)
+
+
+class Told(Sequence[protocols.Hop]):
+  """What a launch answers, taken apart when somebody looks at it."""
+
+  def __init__(self, k: int, table: np.ndarray):
+    """`table` int32 `[hops, rows, 2 + k]`; nobody rewrites it."""
+    self._k, self._table = k, table
+
+  @functools.cached_property
+  def _hops(self) -> list[protocols.Hop]:
+    table = self._table
+    return hop_table.read(self._k, table.tolist(), (0,) * len(table))
+
+  def __len__(self) -> int:
+    """Up to the last one that anybody took."""
+    return len(self._hops)
+
+  def __getitem__(self, number: Any) -> Any:
+    """See `Sequence`."""
+    return self._hops[number]
 
 
 class Slot(NamedTuple):

@@ -53,3 +53,28 @@ def hop_by_hop(
     end = at + 2 + k + count * k
     yield table[:, at:end].tolist()
     at = end
+
+
+def passed(
+  table: npt.NDArray[np.int32], experts: int
+) -> protocols.Passed | None:
+  """An answer in short; None where somebody stopped or was not sound.
+
+  Args:
+    table: int32 `[hops, rows, 2 + k]`, what each hop answers of each row.
+    experts: E, of a layer.
+  """
+  if table[:, :, 1].min() <= 0:
+    return None
+  last = table[-1].tolist()
+  hop = protocols.Hop(
+    [row[0] for row in last],
+    [True] * len(last),
+    [tuple(row[2:]) for row in last],
+  )
+  seen = np.zeros((len(table), experts), np.bool_)
+  ids = table[:-1, :, 2:].reshape(len(table) - 1, -1)
+  seen[np.arange(len(ids))[:, None], ids] = True
+  heads = np.flatnonzero(table[:, 0, 0] >= 0).tolist()
+  tokens = table[heads[0], :, 0].tolist() if heads else ()
+  return protocols.Passed(hop, tokens, int(np.count_nonzero(seen)))

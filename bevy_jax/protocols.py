@@ -230,6 +230,20 @@ class Hop(NamedTuple):
   places: Sequence[int] = ()
 
 
+class Passed(NamedTuple):
+  """All rows of a launch have crossed all of its layers, and all was finite.
+
+  Attributes:
+    last: what the last router answers; nobody guesses.
+    tokens: one sampled token a row, where a head was passed; empty elsewhere.
+    read: distinct experts of each layer behind the first one, in all.
+  """
+
+  last: Hop
+  tokens: Sequence[int]
+  read: int
+
+
 class Ended(NamedTuple):
   """A launch has ended, with what it answers.
 
@@ -239,12 +253,15 @@ class Ended(NamedTuple):
     hops: an answer for each router that anybody came to; empty after a wave.
       All rows come to the first one.
     began: when the device turned to it; -1 where the executor cannot tell.
+    passed: the same in short, where that is so and the executor says it: then
+      `hops` is not looked at before the next launch has begun.
   """
 
   time: int
   launch: int
   hops: Sequence[Hop]
   began: int = -1
+  passed: Passed | None = None
 
 
 # What an executor tells of what it was told to do.
