@@ -38,7 +38,7 @@ from bevy_jax.offload import transfer as transfer_lib
 
 # Longer than any number of launches in flight that a scheduler may ask for.
 _RING = 8
-_LONG = 4  # Hops of an answer that is told in short where it can be.
+_LONG = 8  # Hops of an answer that is told in short where it can be.
 _NAP = 30e-6  # Seconds between looks while both link and device are busy.
 
 

@@ -7,6 +7,7 @@ and with graphs that take over the launches that pass the head.
 """
 
 import ctypes
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,14 @@ import pytest
 from absl.testing import absltest
 from jax.experimental import buffer_callback
 
-from bevy_jax import graphs, launches, programs, protocols
+from bevy_jax import (
+  device,
+  graphs,
+  hop_table,
+  launches,
+  programs,
+  protocols,
+)
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import params
 from bevy_jax.offload import cuda_graph
@@ -199,6 +207,42 @@ class GraphsTest(absltest.TestCase):
     self.assertIsNone(ours._graph_of(head))
     self.assertIsNotNone(ours._graph_of(head._replace(rows=[0])))
     self.assertIsNone(ours._graph_of(wave._replace(finish=False)))
+
+
+class AnswersTest(absltest.TestCase):
+  """Seen to fail: without the copy, with rows of the padding read too."""
+
+  def _end(self, hops: int, stopped: bool) -> protocols.Ended:
+    """What the executor makes of two rows and padding of a graph's answer."""
+    rng = np.random.default_rng(hops)
+    ids = [[rng.permutation(9)[:3] for _ in range(3)] for _ in range(hops)]
+    told = np.full((hops, 3, 2), [-1, 1])
+    told[:, 2, 1] = -1
+    if stopped:
+      told[1:, 1, 1] = -1
+    self.table = np.concatenate([told, ids], axis=2).astype(np.int32)
+    answer = graphs.Answer(self.table.copy(), _Runtime(), 0)
+    config = model_config.tiny(num_experts=9, top_k=3)
+    executor = types.SimpleNamespace(_model=config, now=lambda: 7)
+    begun = launches.Begun(answer, 2, (0,) * hops)
+    ended = device.DeviceExecutor._ended(executor, 5, begun)
+    answer._table[:] = -5  # The next launch has begun.
+    return ended
+
+  def test_the_first_rows_hop_by_hop(self):
+    for hops in (1, 9):
+      for stopped in (False, True):
+        ended = self._end(hops, stopped)
+        rows = self.table[:, :2].tolist()
+        wanted = hop_table.read(3, rows, (0,) * hops)
+        self.assertSequenceEqual(ended.hops, wanted)
+        self.assertEqual((ended.time, ended.launch), (7, 5))
+
+  def test_long_answers_are_told_in_short_too_where_all_passed(self):
+    for hops, stopped in ((9, True), (7, False)):
+      self.assertIsNone(self._end(hops, stopped).passed)
+    passed = self._end(9, stopped=False).passed
+    self.assertEqual(passed, hop_table.passed(self.table[:, :2], 9))
 
 
 if __name__ == '__main__':
