@@ -128,11 +128,6 @@ def block(size: int, most: int) -> int:
   return min(size & -size, most)
 
 
-def divisor(size: int, most: int) -> int:
-  """The largest divisor of a size, `most` at most: turns of a loop a step."""
-  return next(n for n in range(min(size, most), 0, -1) if size % n == 0)
-
-
 def padded(count: int, least: int = 1) -> int:
   """The next power of two, `least` at least."""
   return max(least, 1 << max(0, count - 1).bit_length())

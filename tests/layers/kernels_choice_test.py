@@ -31,10 +31,15 @@ class UnfitTest(parameterized.TestCase):
     self.assertFalse(kernels.chosen('auto', config, jnp.bfloat16, None))
 
   def test_types_and_groups(self):
-    config = config_lib.tiny(model_dim=96, expert_dim=32)
+    config = config_lib.tiny(model_dim=96, expert_dim=64)
     self.assertIn('float16', kernels.unfit(config, jnp.float16, None))
-    why = kernels.unfit(config, jnp.bfloat16, quant.parse('int4'))
-    self.assertIn('two groups', why)
+    for d, f in (96, 64), (64, 96):
+      config = config_lib.tiny(model_dim=d, expert_dim=f)
+      why = kernels.unfit(config, jnp.bfloat16, quant.parse('int4'))
+      self.assertIn('two groups', why)
+      self.assertEqual(
+        kernels.unfit(config, jnp.bfloat16, quant.parse('int8')), ''
+      )
 
   def test_off_is_off_and_on_is_on(self):
     config = config_lib.tiny()
