@@ -7,8 +7,10 @@ and with graphs that take over the launches that pass the head.
 """
 
 import ctypes
+import functools
 import types
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +19,23 @@ import pytest
 from absl.testing import absltest
 from jax.experimental import buffer_callback
 
+from bevy_jax import config as config_lib
 from bevy_jax import (
   device,
+  engine,
+  events,
   graphs,
   hop_table,
   launches,
   programs,
   protocols,
+  recorder,
 )
+from bevy_jax import hops as hops_lib
+from bevy_jax import request as request_lib
 from bevy_jax.layers import config as model_config
 from bevy_jax.layers import params
-from bevy_jax.offload import cuda_graph
+from bevy_jax.offload import cuda, cuda_fake, cuda_graph, host_store
 
 _ROWS, _HOPS = 2, 2
 
@@ -207,6 +215,83 @@ class GraphsTest(absltest.TestCase):
     self.assertIsNone(ours._graph_of(head))
     self.assertIsNotNone(ours._graph_of(head._replace(rows=[0])))
     self.assertIsNone(ours._graph_of(wave._replace(finish=False)))
+
+  def test_the_whole_engine_on_graphs_and_direct_copies(self):
+    """The plain form's text, and long answers are told in short."""
+    capture = _Capture()
+    direct = functools.partial(cuda.Runtime, module=cuda_fake.Runtime(lag=2))
+    for where, name, played in (
+      (cuda, 'obstacle', lambda device: ''),
+      (cuda, 'Runtime', direct),
+      (cuda_graph, 'Runtime', lambda device: None),
+      (recorder, 'StreamCapture', lambda runtime: capture),
+      (device, '_LONG', 2),
+    ):
+      self.enterContext(mock.patch.object(where, name, played))
+    ours = _executor(link='cuda', hops=4, kernels='on')
+    seen, poll = [], ours.poll
+
+    def watched():
+      found = poll()
+      seen.extend(found)
+      return found
+
+    ours.poll = watched
+    self.assertEqual(_tokens(ours, 4), _tokens(_executor(kernels='off'), 1))
+    passed = [e.passed for e in seen if isinstance(e, protocols.Ended)]
+    self.assertGreater(len(passed) - passed.count(None), 4)
+    self.assertGreater(passed.count(None), 4)
+    self.assertGreaterEqual(capture.runtime.launched, len(passed))
+
+
+def _executor(**how: Any) -> device.DeviceExecutor:
+  """With room for all experts of four layers, and none of them in it."""
+  config = model_config.tiny(num_layers=4, moe_layers=(True,) * 4)
+  pool = np.asarray(params.init_experts(config, jax.random.key(1)))
+  pool = pool.reshape(-1, *config.expert_shape)
+
+  def fill(key, out):
+    out[...] = pool[key]
+
+  store = host_store.HostStore.build(
+    len(pool), pool.shape[1:], pool.dtype, fill
+  )
+  asked = config_lib.EngineConfig(cache=1.0, requests=2, strict=True, **how)
+  shared = params.init(config, jax.random.key(0))
+  return device.DeviceExecutor(config, shared, store, asked, 32)
+
+
+def _tokens(
+  executor: device.DeviceExecutor, hops: int
+) -> list[tuple[int, int, int]]:
+  """Request, index and token of all that two requests generate.
+
+  As the rule that may stop them hears it, and as the log has it.
+  """
+  config, heard = executor._model, []
+
+  def hear(p, token):
+    heard.append((p.request.number, len(p.generated) - 1, token))
+
+  found = engine.Engine(
+    config,
+    executor,
+    hops_lib.give(config_lib.SCHEDULERS['lockstep'], hops, 4),
+    config_lib.EVICTIONS['lru'],
+    rows=2,
+    slots=executor.slots,
+    link_depth=4,
+    stop=hear,
+  )
+  for number in range(2):
+    found.submit(
+      request_lib.Request(number=number, prompt=(1 + number,), new_tokens=24)
+    )
+  while found.busy:
+    found.step()
+  told = [e for e in found.log if isinstance(e, events.Token)]
+  assert heard == [(e.request, e.index, e.token) for e in told], heard
+  return sorted(heard)
 
 
 class AnswersTest(absltest.TestCase):
