@@ -104,7 +104,7 @@ class Answers:
     self._notes.append(note)
     passed, taken = ended.passed, None
     if passed is not None:
-      taken = self._take_tokens(group, passed.tokens)
+      taken = self._behind_head(group, passed)
       if not taken:
         return self._pass(note, passed)
     self._follow(note, taken)
@@ -191,21 +191,15 @@ class Answers:
     if flight.kind == 'decode':
       p.position += count
 
-  def _take_tokens(
-    self, group: Sequence[request_lib.Progress], tokens: Sequence[int]
+  def _behind_head(
+    self, group: Sequence[request_lib.Progress], passed: protocols.Passed
   ) -> dict[int, str]:
-    """Rows take their tokens behind a head; who ends, and why."""
+    """Rows that have all passed take their tokens; who ends, and why."""
     over: dict[int, str] = {}
-    for place, token in enumerate(tokens):
-      reason = self._take_token(group[place], token)
-      if reason is not None:
-        self._give_up(group[place])
-        over[place] = reason
+    if passed.tokens:
+      hop = passed.last._replace(tokens=passed.tokens)
+      self._end(group, _Came(range(len(group)), [], hop), over, head=True)
     return over
-
-  def _give_up(self, p: request_lib.Progress) -> None:
-    self._rows[p.row] = None
-    self._view.active -= 1
 
   def _end(
     self,
@@ -225,7 +219,8 @@ class Answers:
         reason = self._take_token(p, hop.tokens[i])
       if reason is not None:
         over[place] = reason
-        self._give_up(p)
+        self._rows[p.row] = None
+        self._view.active -= 1
 
   def _take_token(self, p: request_lib.Progress, token: int) -> str | None:
     """A row has its next token; a reason where it is the request's last."""

@@ -79,7 +79,7 @@ def gate_up(
         return kernels.load_some(x, column, rows, width)
 
       parts = [_Lines(data, how, slot, first, fb, i * f * d, d) for i in (0, 1)]
-      gate, up = _products(parts, given, x.dtype, tile.inner)
+      gate, up = _products(parts, given, rows, x.dtype, tile.inner)
       at = pl.ds(first, fb)
       kernels.store_rows(out, at, kernels.swiglu(gate, up), expert)
 
@@ -119,7 +119,7 @@ def down(
         return kernels.load_some(hidden, column, rows, width, expert)
 
       part = _Lines(data, how, slot, first, ob, 2 * f * d, f)
-      (made,) = _products([part], given, hidden.dtype, tile.inner)
+      (made,) = _products([part], given, rows, hidden.dtype, tile.inner)
       kernels.store_choices(out, slots, slot, pl.ds(first, ob), made)
 
   out: jax.Array = kernels.call(
@@ -166,13 +166,12 @@ class _Lines(NamedTuple):
     Args:
       group: int32 `[G]`; there may be none behind the last one.
     """
-    how, halves = self.how, _halves(self.how)
-    line = self.start // how.format.group + self._lines() * self.groups * halves
+    how = self.how
     real = (group < self.groups)[None, :]
     real = jnp.broadcast_to(real, (self.outputs, len(group)))
     found = []
-    for half in range(halves):
-      index = line[:, None] + group[None, :] + half * self.groups
+    for half in range(_halves(how)):
+      index = self._index(group, half)
       at = [how.scales.offset + 2 * index + i for i in (0, 1)]
       if how.zeros is not None:
         # Halves of the whole list share bytes.
@@ -213,6 +212,13 @@ class _Lines(NamedTuple):
     lines: jax.Array = self.first + jnp.arange(self.outputs, dtype=jnp.int32)
     return lines
 
+  def _index(self, group: jax.Array, half: int) -> jax.Array:
+    """Which of all groups some of each line are, `[outputs, G]`."""
+    first = self.start // self.how.format.group
+    line = first + self._lines() * self.groups * _halves(self.how)
+    index: jax.Array = line[:, None] + group[None, :] + half * self.groups
+    return index
+
   def _scale(
     self, told: tuple[jax.Array, ...], group: jax.Array, half: int
   ) -> tuple[jax.Array, jax.Array | None]:
@@ -222,10 +228,7 @@ class _Lines(NamedTuple):
     scale = jax.lax.bitcast_convert_type(bits, jnp.float32)
     if not byte:
       return scale, None
-    how, halves = self.how, _halves(self.how)
-    line = self.start // how.format.group + self._lines() * self.groups * halves
-    index = line[:, None] + group[None, :] + half * self.groups
-    upper = index >= how.scales.shape[0] // 2
+    upper = self._index(group, half) >= self.how.scales.shape[0] // 2
     zero = jnp.where(upper, byte[0] >> 4, byte[0] & 15).astype(jnp.int32)
     return scale, zero - _MIDDLE
 
@@ -233,6 +236,7 @@ class _Lines(NamedTuple):
 def _products(
   parts: Sequence[_Lines],
   given: Callable[[Any, int], jax.Array],
+  rows: int,
   dtype: jnp.dtype,
   inner: int,
 ) -> list[jax.Array]:
@@ -241,6 +245,7 @@ def _products(
   Args:
     parts: the matrices.
     given: so many columns of the rows from one on, 0 behind the last one.
+    rows: how many.
     dtype: of the product.
     inner: bytes of a line that a step takes.
   """
@@ -264,7 +269,6 @@ def _products(
       ]
     return sums, ahead
 
-  rows = given(0, some * size).shape[0]
   zeros = [jnp.zeros((rows, part.outputs), jnp.float32) for part in parts]
   first = jnp.arange(some, dtype=jnp.int32)
   start = zeros, [part.told(first) for part in parts]

@@ -121,9 +121,8 @@ class StorageTest(parameterized.TestCase):
 
   def test_a_finished_one_of_another_kind_is_left_alone(self):
     self.convert('int8')
-    with self.assertRaisesRegex(
-      ValueError, 'in another way .*int8:32 in .* not'
-    ):
+    words = 'in another way .*int8:32 in order 2, not'
+    with self.assertRaisesRegex(ValueError, words):
       self.convert('int4')
     self.assertEqual(loading.load(self.target).format, quant.parse('int8'))
 

@@ -109,15 +109,19 @@ class PackTest(parameterized.TestCase):
     how = quant.layout(quant.parse('int4:32:zero'), (3, 32, 512))
     pairs = np.arange(256).reshape(1, 256)
     row = np.concatenate([pairs & 15, pairs >> 4], axis=1)
-    whole = np.broadcast_to(row, (2, 32, 512)).astype(np.uint8)
+    gate_up = np.broadcast_to(row, (2, 32, 512))
+    pairs = pairs.reshape(16, 16)  # Half of each of 16 lines.
+    line = np.concatenate([pairs & 15, pairs >> 4], axis=1)
+    down = np.tile(line, (32, 1)).T[None]
+    whole = np.concatenate([gate_up, down]).astype(np.uint8)
     block = np.zeros(how.nbytes, np.uint8)
-    block[: 2 * 32 * 256].reshape(2, 32, 256)[:] = np.arange(256)
+    block[: how.values.end].reshape(3, 32, 256)[:] = np.arange(256)
     ones = np.ones(how.scales.shape, ml_dtypes.bfloat16)
     block[how.scales.offset : how.scales.end] = ones.view(np.uint8)
     for zero in range(16):
       block[how.zeros.offset :] = zero * 17
       got = np.asarray(_unpack(how, block))
-      np.testing.assert_array_equal(got[:2], whole.astype(np.float32) - zero)
+      np.testing.assert_array_equal(got, whole.astype(np.float32) - zero)
 
   @parameterized.parameters('int8', 'int4', 'int4:32:zero')
   def test_numbers_on_the_grid_come_back_exactly(self, name: str):
