@@ -32,7 +32,7 @@ from bevy_jax.layers import (
 from bevy_jax.layers import (
   params as params_lib,
 )
-from bevy_jax.offload import cuda, cuda_graph, pinned, staging
+from bevy_jax.offload import pinned, staging
 from bevy_jax.offload import store as store_lib
 from bevy_jax.offload import transfer as transfer_lib
 
@@ -295,8 +295,8 @@ class DeviceExecutor:
 
   def _warm_up(self) -> None:
     """Compiles every program by running it on padding alone."""
-    if self.kernels and not cuda.obstacle(self._device):
-      capture = recorder.StreamCapture(cuda_graph.Runtime(self._device))
+    capture = recorder.on(self._device) if self.kernels else None
+    if capture:
       self._launches.record(self._experts(), capture)
     self._run_padding(padding.batches)
     self._launches.check(self._experts())

@@ -68,11 +68,13 @@ def apart(
   caches: kv_cache.LayerCache,
   state: steps.State,
   control: jax.Array,
+  answers: jax.Array,
 ) -> Iterator[tuple[steps.State, kv_cache.LayerCache, jax.Array]]:
   """`decode` kernel by kernel, for a recorder; what is left after each hop.
 
   Between the kernels is nothing that computes: nobody draws or guesses.
-  `control` is on the device and has room for so many `tables`.
+  `control` is on the device and has room for so many `tables`; `answers`, int32
+  `[tables, group, 2 + T]`, are written over hop by hop.
   """
   begun = _Launch(config, group, tables, weights, pool, control)
   rows = begun.take(state)
@@ -81,10 +83,10 @@ def apart(
       rows = begun.agree(rows, hop, state)
     made = _crossed(
       config, segment, (group, tables), weights, pool, caches, state, rows,
-      control, jnp.full((1,), hop, jnp.int32),
+      control, jnp.full((1,), hop, jnp.int32), answers,
     )  # fmt: skip
-    state, rows, reply, caches = made
-    yield state, caches, reply
+    state, rows, answers, caches = made
+    yield state, caches, answers
 
 
 class _Launch(NamedTuple):
@@ -175,12 +177,13 @@ def _crossed(
   rows: kernel_rows.Rows,
   control: jax.Array,
   hop: jax.Array,
+  answers: jax.Array | None = None,
 ) -> tuple[steps.State, kernel_rows.Rows, jax.Array, kv_cache.LayerCache]:
   """From the experts of one layer to the router of the next; see `_Way`."""
   here = _place(config, shape, control)._replace(hop=hop)
   y = kernel_experts.apply(pool, rows.h, rows.slots, here)
   way = _Way(config, segment, weights, here._replace(hop=hop + 1))
-  return way.on(state, rows, y, caches)
+  return way.on(state, rows, y, caches, answers)
 
 
 # A program of its own, so that it is traced once for all hops of a launch.
@@ -206,8 +209,12 @@ class _Way:
     rows: kernel_rows.Rows,
     y: jax.Array,
     caches: kv_cache.LayerCache,
+    answers: jax.Array | None,
   ) -> tuple[steps.State, kernel_rows.Rows, jax.Array, kv_cache.LayerCache]:
-    """The state with the rows that came, who goes on, answer and caches."""
+    """The state with the rows that came, who goes on, answer and caches.
+
+    The answer is what a hop tells, or `answers` of all hops with its own.
+    """
     config, p, place = self._config, self._p, self._place
     state, rows, drawn = self._enter(state, rows, y)
     made = kernel_dense.project(config, p, place, rows)
@@ -216,11 +223,13 @@ class _Way:
     )
     parts = kernel_dense.output(config, p, place, mixed, rows)
     kept = kernel_rows.Kept(state.x, state.ids, state.weights, state.registers)
-    found = kernel_router.choose(config, p, place, parts, rows, drawn, kept)
+    found = kernel_router.choose(
+      config, p, place, parts, rows, drawn, kept, answers
+    )
     state = state.replace(
       x=found.kept_x, ids=found.kept_ids, weights=found.kept_weights
     )
-    reply = found.answer
+    reply = found.answers[0] if answers is None else found.answers
     if self._segment.gates:
       here = place.layer(*place.operands)
       gates = stacked.plain(self._weights, self._segment, None, here)

@@ -29,6 +29,9 @@ from bevy_jax import control as control_lib
 from bevy_jax import hop_table, protocols, steps
 from bevy_jax.offload import cuda, cuda_graph
 
+# Rows of launches whose kernels are begun early: with more there is no gain.
+_FEW = 4
+
 
 class Answer:
   """What a graph will answer; as `jax.Array`, as far as executors ask."""
@@ -95,36 +98,18 @@ class Slot(NamedTuple):
   answer: Answer
 
 
-class Place(NamedTuple):
-  """An array of int32 by where it lies; others may write there as well."""
-
-  address: int
-  shape: tuple[int, ...]
-  nbytes: int
-
-  @classmethod
-  def of(cls, array: jax.Array) -> 'Place':
-    """Of an array that stays alive."""
-    return cls(array.unsafe_buffer_pointer(), array.shape, array.nbytes)
-
-
-class Hop(NamedTuple):
-  """The kernels of a hop, and what it answers: int32 `[rows, 2 + T]`."""
-
-  kernels: list[cuda_graph.Captured]
-  reply: Place
-
-
 class Chain(NamedTuple):
   """The hops of launches of one kind, as far as the longest goes.
 
   Attributes:
     control: the control vector on the device.
-    hops: in order; a shorter launch leaves out the last ones.
+    answers: int32 `[hops, rows, 2 + T]`, what they answer, on the device.
+    hops: the kernels of each; a shorter launch leaves out the last ones.
   """
 
   control: jax.Array
-  hops: list[Hop]
+  answers: jax.Array
+  hops: list[list[cuda_graph.Step]]
 
 
 class Graphs:
@@ -176,24 +161,26 @@ class Graphs:
     return slot.answer
 
   def _slot(self, rows: int, count: int, head: int) -> Slot:
-    runtime, (control, hops) = self._runtime, self._chains[rows, head]
-    hops = hops[:count]
+    runtime = self._runtime
+    control, answers, hops = self._chains[rows, head]
     # There is room for more tables on the device than a short launch sends.
     experts = (control.size - steps.ROWS_START - rows) // self._tables
     parts = [(1,), (1,), (rows,), (count, experts)]
     (given, asked), (told, answer) = (
       control_lib.ControlRing(shape, 1, self._device).take()
-      for shape in (parts, [(count, *hops[0].reply.shape)])
+      for shape in (parts, [(count, *answers.shape[1:])])
     )
-    to, source = (a.unsafe_buffer_pointer() for a in (control, asked))
-    home = answer.unsafe_buffer_pointer()
-    chain: list[cuda_graph.Captured | cuda_graph.Copy] = []
-    chain.append(cuda_graph.Copy(to, source, asked.nbytes, False))
-    for kernels, reply in hops:
-      chain += kernels
-      chain.append(cuda_graph.Copy(home, reply.address, reply.nbytes, True))
-      home += reply.nbytes
-    graph = runtime.chain(chain)
+    to, source, home, told_by = (
+      a.unsafe_buffer_pointer() for a in (control, asked, answer, answers)
+    )
+    kernels = itertools.chain.from_iterable(hops[:count])
+    graph = runtime.chain(
+      [
+        cuda_graph.Copy(to, source, asked.nbytes, False),
+        *(k._replace(early=k.early and rows <= _FEW) for k in kernels),
+        cuda_graph.Copy(home, told_by, answer.nbytes, True),
+      ]
+    )
     runtime.upload(graph, self._stream)
     event = runtime.event()
     self._pinned += [asked, answer]

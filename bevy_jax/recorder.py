@@ -96,6 +96,13 @@ class StreamCapture:
     return graphs.Graphs(self._runtime, self.stream, chains, held, ring, device)
 
 
+def on(device: jax.Device) -> StreamCapture | None:
+  """How kernels are captured on a device, where they can be."""
+  if cuda.obstacle(device):
+    return None
+  return StreamCapture(cuda_graph.Runtime(device))
+
+
 class Recorder:
   """Notes kernels as steps of a graph; see `kernel_call.Recorder`.
 
@@ -111,7 +118,7 @@ class Recorder:
 
   def __init__(self, capture: Capture):
     self._capture = capture
-    self.steps: list[cuda_graph.Captured] = []
+    self.steps: list[cuda_graph.Step] = []
     self._held: list[Any] = []
     self._programs: dict[_Key, Any] = {}
     self._token = jnp.zeros(_TOKEN.shape, _TOKEN.dtype)
@@ -128,6 +135,8 @@ class Recorder:
     run: Callable[..., tuple[Any, ...]],
     operands: Sequence[jax.Array],
     aliases: Mapping[int, int],
+    *,
+    early: bool,
   ) -> tuple[jax.Array, ...]:
     """See `kernel_call.Recorder`."""
     key = name, tuple((a.shape, a.dtype) for a in operands)
@@ -142,7 +151,7 @@ class Recorder:
     where = [a.unsafe_buffer_pointer() for a in (*kept, *others)]
     kept, others, done = program((kept, others), read, self._token)
     jax.block_until_ready(done)
-    self.steps.append(self._capture.take())
+    self.steps.append(cuda_graph.Step(self._capture.take(), early))
     if where != [a.unsafe_buffer_pointer() for a in (*kept, *others)]:
       raise cuda.Error(f'{name} does not write in place')
     self._written[spot] = others
@@ -280,11 +289,17 @@ def record(
     for group in kinds.groups
   }
 
-  def begin(place: int, group: int, given: Given, control: Any) -> Any:
+  def begin(
+    place: int, group: int, given: Given, control: Any, answers: Any
+  ) -> Any:
     return fused.apart(
       config, kinds.hops(place), group, kinds.tables, given.weights,
-      given.pool, given.caches, given.state, control,
+      given.pool, given.caches, given.state, control, answers,
     )  # fmt: skip
+
+  def empty(group: int) -> jax.Array:
+    size = kinds.tables, group, 2 + config.top_k
+    return jnp.full(size, -1, jnp.int32)
 
   chains = {}
   with kernel_call.recorded(recorder):
@@ -292,18 +307,18 @@ def record(
       # The head and a hop behind it: all kernels that there are.
       for place in sorted(kinds.longest)[:2]:
         plan = functools.partial(_two_hops, begin, place, group)
-        jax.eval_shape(plan, given, controls[group])
+        jax.eval_shape(plan, given, controls[group], empty(group))
     recorder.compile()
     for group, place in itertools.product(kinds.groups, kinds.longest):
-      hops = []
+      control, answers, hops = controls[group], empty(group), []
       recorder.turn(0)
-      for left in begin(place, group, given, controls[group]):
-        state, caches, reply = left
+      for left in begin(place, group, given, control, answers):
+        state, caches, answers = left
         given = given._replace(state=state, caches=caches)
-        hops.append(graphs.Hop(recorder.steps, graphs.Place.of(reply)))
+        hops.append(recorder.steps)
         recorder.steps = []
         recorder.turn(len(hops))
-      chains[group, place] = graphs.Chain(controls[group], hops)
+      chains[group, place] = graphs.Chain(control, answers, hops)
   return chains, given, recorder
 
 

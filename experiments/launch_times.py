@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bevy_jax import launches, programs, protocols, storage
+from bevy_jax import launches, programs, protocols, recorder, storage
 from bevy_jax import request as request_lib
 from bevy_jax.experiments import bench_models, calibration, floors
 from bevy_jax.layers import config as model_config
@@ -143,6 +143,9 @@ class _Probe:
     self._launches.fill_caches(0)
     self.distinct = 0.0
     self._how = quant.layout(form, config.expert_shape) if form else None
+    capture = recorder.on(device) if self.kernels else None
+    if capture:
+      self._launches.record(self._experts(), capture)
 
   def layer_bytes(self) -> float:
     """What a layer must read."""
@@ -187,10 +190,12 @@ class _Probe:
       yield made[turn % len(made)]
 
   def _begin(self, batch: protocols.Batch) -> launches.Begun:
-    pool: experts_lib.Pool = self._pool
-    if self._how is not None:
-      pool = quant.Packed(self._pool, self._how)
-    return self._launches.begin(batch, pool)
+    return self._launches.begin(batch, self._experts())
+
+  def _experts(self) -> experts_lib.Pool:
+    if self._how is None:
+      return self._pool
+    return quant.Packed(self._pool, self._how)
 
   def _enter(self) -> None:
     """All rows at the end of their context again."""

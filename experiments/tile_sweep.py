@@ -117,8 +117,15 @@ class Sweep:
     self._experts = e
     x = rng.normal(size=(case.rows, config.model_dim))
     self._h = jnp.asarray(x, dtype)
-    wide = rng.normal(size=(e, case.rows, config.expert_dim))
+    listed = kernel_rows.listed(self._place(0), self._slots[0])
+    wide = rng.normal(size=(listed, case.rows, config.expert_dim))
     self._hidden = jnp.asarray(wide, dtype)
+
+  def _place(self, turn: int) -> kernel_rows.Place:
+    layer = jnp.full((1,), turn % _LAYERS, jnp.int32)
+    return kernel_rows.Place(
+      self._control, layer, 0, 0, _LAYERS, _LAYERS, self._experts
+    )
 
   def best(self) -> tuple[Found, Found]:
     """For gate and up, and for the way down."""
@@ -138,10 +145,7 @@ class Sweep:
     def run(pool: Any, given: Any, slots: Any, control: Any) -> list[Any]:
       out = []
       for turn in range(_TURNS):
-        layer = jnp.full((1,), turn % _LAYERS, jnp.int32)
-        place = kernel_rows.Place(
-          control, layer, 0, 0, _LAYERS, _LAYERS, self._experts
-        )
+        place = self._place(turn)._replace(control=control)
         out.append(kernel(pool, given, slots[turn], place, tile))
       return out
 

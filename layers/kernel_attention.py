@@ -65,10 +65,11 @@ def attend(
     caches.v,
     *norms,
   )
+  attention = _Attend(config, place, qkv_NxA.dtype)
   heads = n, config.num_heads, config.head_dim
   width = config.num_heads * config.head_dim
   k, v, mixed = kernels.call(
-    _Attend(config, place, qkv_NxA.dtype).kernel,
+    attention.kernel,
     'attend',
     (n, config.num_kv_heads),
     (
@@ -80,6 +81,7 @@ def attend(
     warps=ATTEND[1],
     stages=ATTEND[2],
     aliases={10: 0, 11: 1},
+    early=attention.early,
   )
   return mixed, kv_cache.LayerCache(k, v)
 
@@ -124,13 +126,18 @@ class _Attend:
     self._lines = kernels.padded(self._share, kernels.LEAST_ROWS)
     self._half, self._width = config.head_dim // 2, config.head_dim
 
-  def kernel(self, *refs: Any) -> None:
+  def early(self, *refs: Any) -> tuple[jax.Array, jax.Array]:
+    """The layer and its window."""
+    control, hop, windows = refs[7:10]
+    layer = self._place.layer(control, hop, kernels.constant)
+    return layer, kernels.constant(windows, layer)
+
+  def kernel(self, made: tuple[jax.Array, jax.Array], *refs: Any) -> None:
     """One row and head of keys; refs as `attend` gives them."""
-    split, made, numbers, positions, go, cos, sin, *rest = refs
-    control, hop, windows, old_k, old_v = rest[:5]
+    split, qkv, numbers, positions, go, cos, sin, *rest = refs
+    (layer, window), (old_k, old_v) = made, rest[3:5]
     norms, (k_out, v_out, out) = rest[5:-3], rest[-3:]
     c, i, head = self._config, pl.program_id(0), pl.program_id(1)
-    layer = self._place.layer(control, hop)
     number, position = numbers[i], positions[i]
     _, lines, _, context, _ = old_v.shape
     going = (go[i] != 0) & (number >= 0) & (number < lines)
@@ -145,9 +152,8 @@ class _Attend:
     q = self._finish(split, i, queries, scales[:1], turn)
     k = self._finish(split, i, one, scales[1:], turn)
     value = c.num_heads + c.num_kv_heads + head
-    k, v = self._sound(k, made, (i, value), old_k.dtype, old_v.dtype)
+    k, v = self._sound(k, qkv, (i, value), old_k.dtype, old_v.dtype)
     self._write(k_out, v_out, place, k, v, going)
-    window = windows[layer]
     mixed = self._walk(old_k, old_v, place, window, going, q, k, v)
     lanes, wide = kernels.whole(self._width, _LEAST)
     line = jnp.arange(self._lines, dtype=jnp.int32)

@@ -18,6 +18,12 @@ from jax.experimental.pallas import triton as plgpu
 LEAST_ROWS = 16
 # Parts of an expert; the interpreter wants typed indices.
 GATE, UP, DOWN = map(np.int32, range(3))
+_CHAINED_FROM = 9.0
+_WAIT = """
+griddepcontrol.wait;
+griddepcontrol.launch_dependents;
+mov.u32 $0, $1;
+"""
 
 
 class View(NamedTuple):
@@ -42,11 +48,14 @@ class Recorder(Protocol):
     run: Callable[..., tuple[Any, ...]],
     operands: Sequence[jax.Array],
     aliases: Mapping[int, int],
+    *,
+    early: bool,
   ) -> tuple[jax.Array, ...]:
     """Arrays that `run(*operands, token)` will have written.
 
     `run` also takes an int32 `[1]` that its kernel does not look at: what
     must happen before the kernel gives it. Aliased operands are given up.
+    `early`: it may be begun while the kernel in front of it still runs.
     """
 
 
@@ -78,6 +87,7 @@ def call(
   warps: int = 4,
   stages: int = 3,
   aliases: Mapping[int, int] | None = None,
+  early: Callable[..., Any] | None = None,
 ) -> Any:
   """Runs a kernel; refs are whole arrays, inputs first.
 
@@ -90,6 +100,9 @@ def call(
     warps: of 32 threads, a program.
     stages: loads under way ahead of the product that uses them.
     aliases: inputs that outputs are written over.
+    early: makes of the same refs what the kernel is given before them. With it
+      a graph may begin a kernel while the one in front of it still runs; it
+      reads nothing that kernels of a graph write.
   """
   single = not isinstance(out, tuple) or isinstance(out, View)
   outs = (out,) if single else out
@@ -97,10 +110,12 @@ def call(
   made = [o if isinstance(o, View) else View(o, o.shape) for o in outs]
   count, over = len(views), dict(aliases or {})
 
+  body = _with_early(kernel, early) if early else kernel
+
   def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     seen = [a.reshape(v.shape) for a, v in zip(arrays, views, strict=False)]
     written = pl.pallas_call(
-      lambda *refs: kernel(*refs[:count], *refs[len(arrays) :]),
+      lambda *refs: body(*refs[:count], *refs[len(arrays) :]),
       grid=grid,
       out_shape=tuple(v.array for v in made),
       input_output_aliases=over,
@@ -112,10 +127,64 @@ def call(
 
   arrays = [v.array for v in views]
   if _recorders:
-    found = _recorders[-1].call(name, run, arrays, over)
+    may = early is not None and chained()
+    found = _recorders[-1].call(name, run, arrays, over, early=may)
   else:
     found = run(*arrays)
   return found[0] if single else found
+
+
+def chained() -> bool:
+  """Whether kernels may be begun before those in front of them have ended.
+
+  From compute capability 9.0 on a graph may do so ("programmatic dependent
+  launch"). Such a kernel waits, behind its `early` part, for what it was begun
+  behind; begun in any other way there is nothing to wait for.
+  """
+  if interpreted():
+    return False
+  return float(jax.devices()[0].compute_capability) >= _CHAINED_FROM
+
+
+def _with_early(
+  kernel: Callable[..., None], early: Callable[..., Any]
+) -> Callable[..., None]:
+  """A kernel whose early part comes before it waits; see `call`."""
+
+  def body(*refs: Any) -> None:
+    made = early(*refs)
+    if chained():
+      _behind_the_last(lambda: kernel(made, *refs))
+    else:
+      kernel(made, *refs)
+
+  return body
+
+
+def _behind_the_last(body: Callable[[], None]) -> None:
+  """Does the body once the kernel in front of this one has ended.
+
+  From then on the next kernel may be begun. Triton takes the assembly for a
+  function of its operand. That the body hangs on its result keeps the body's
+  memory accesses behind it.
+  """
+  [same] = plgpu.elementwise_inline_asm(
+    _WAIT,
+    args=[jnp.full((1,), pl.program_id(0))],
+    constraints='=r,r',
+    pack=1,
+    result_shape_dtypes=[shape((1,), jnp.int32)],
+  )
+  pl.when(jnp.max(same) >= 0)(body)
+
+
+def constant(ref: Any, index: Any) -> jax.Array:
+  """A number that no kernel of a graph writes, past a stale first cache."""
+  if not chained():
+    out: jax.Array = ref[index]
+    return out
+  found: jax.Array = plgpu.load(ref.at[index], volatile=True)
+  return found
 
 
 def shape(size: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -184,13 +253,20 @@ def _general(a: jax.Array, b: jax.Array, over: int, also: int) -> jax.Array:
   return out
 
 
-def named(slots: Any, slot: jax.Array) -> jax.Array:
-  """Whether any choice of `slots [N, T]` names a slot; -1 is none."""
+def named(
+  slots: Any, slot: jax.Array, first: jax.Array | None = None
+) -> jax.Array:
+  """Whether any choice of `slots [N, T]` names a slot; -1 is none.
+
+  Of the first choices, row by row, where so many are asked for.
+  """
   n, t = slots.shape
   size = padded(n), padded(t)
   row = jax.lax.broadcasted_iota(jnp.int32, size, 0)
   choice = jax.lax.broadcasted_iota(jnp.int32, size, 1)
   real = (row < n) & (choice < t)
+  if first is not None:
+    real &= row * t + choice < first
   all_slots = load(slots.at[pl.ds(0, size[0]), pl.ds(0, size[1])], real)
   hits = jnp.where(real & (all_slots == slot), 1, 0)
   out: jax.Array = (jnp.max(hits) > 0) & (slot >= 0)

@@ -14,7 +14,8 @@ from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import kernel_call as kernels
 from bevy_jax.layers import kernel_router, kernel_rows
 
-PROJECT = 32, 128, 4, 4
+# Outputs of a program, inputs of a step, warps, stages.
+PROJECT = 16, 128, 2, 6
 OUTPUT = 16, 256, 4, 4
 
 
@@ -35,9 +36,12 @@ def project(
   lines = kernels.padded(n, kernels.LEAST_ROWS)
   biases = [p['bqkv']] if config.qkv_bias else []
 
-  def kernel(*refs: Any) -> None:
-    go, x, control, hop, weights, *bias, out = refs
-    at, own = pl.ds(pl.program_id(0) * width, width), place.layer(control, hop)
+  def early(*refs: Any) -> jax.Array:
+    return place.layer(*refs[2:4], kernels.constant)
+
+  def kernel(own: jax.Array, *refs: Any) -> None:
+    go, x, _, _, weights, *bias, out = refs
+    at = pl.ds(pl.program_id(0) * width, width)
 
     @pl.when(kernels.anybody(go))
     def _() -> None:
@@ -56,6 +60,7 @@ def project(
     (rows.go, rows.h, *place.operands, p['wqkv'], *biases),
     warps=PROJECT[2],
     stages=PROJECT[3],
+    early=early,
   )
   return out
 
@@ -93,20 +98,26 @@ def output(
   lines, parts = kernels.padded(n, kernels.LEAST_ROWS), d // width
   biases = [p['bo']] if config.out_bias else []
 
-  def kernel(*refs: Any) -> None:
-    mixed, x, go, control, hop, weights, norm, router, *rest = refs
+  def early(*refs: Any) -> tuple[jax.Array, ...]:
+    own = place.layer(*refs[3:5], kernels.constant)
+    at = pl.ds(pl.program_id(0) * width, width)
+    return own, *_routing(refs[6], refs[7], own, at, e)
+
+  def kernel(made: tuple[jax.Array, ...], *refs: Any) -> None:
+    mixed, x, go, _, _, weights, _, _, *rest = refs
     out, logits, squares = rest[-3:]
-    part, own = pl.program_id(0), place.layer(control, hop)
+    own, *routing = made
+    part = pl.program_id(0)
     at = pl.ds(part * width, width)
 
     @pl.when(kernels.anybody(go))
     def _() -> None:
-      made = _product(weights, own, at, mixed, lines, ab).astype(out.dtype)
+      more = _product(weights, own, at, mixed, lines, ab).astype(out.dtype)
       if biases:
-        made += kernels.load(rest[0].at[own, at])[None, :]
-      new = _going(go, kernels.load_rows(x, at, lines, width), made)
+        more += kernels.load(rest[0].at[own, at])[None, :]
+      new = _going(go, kernels.load_rows(x, at, lines, width), more)
       kernels.store_rows(out, at, new)
-      _add_part(part, own, at, new, norm, router, logits, squares)
+      _add_part(part, new, *routing, logits, squares)
 
   made: tuple[jax.Array, jax.Array, jax.Array] = kernels.call(
     kernel,
@@ -126,9 +137,10 @@ def output(
       p['mlp_norm'],
       p['router'],
       *biases,
-    ),
+    ),  # fmt: skip
     warps=OUTPUT[2],
     stages=OUTPUT[3],
+    early=early,
   )
   return kernel_router.Parts(*made)
 
@@ -140,26 +152,32 @@ def _going(go: Any, old: jax.Array, more: jax.Array) -> jax.Array:
   return jnp.where(on[:, None] != 0, old + more, old)
 
 
+def _routing(
+  norm: Any, router: Any, layer: jax.Array, at: Any, experts: int
+) -> tuple[jax.Array, jax.Array]:
+  """Some columns of the norm and of the router, `[width, experts, padded]`."""
+  size = at.size, kernels.padded(experts, 16)
+  real = jax.lax.broadcasted_iota(jnp.int32, size, 1) < experts
+  found = kernels.load(router.at[layer, at, pl.ds(0, size[1])], real)
+  return kernels.load(norm.at[layer, at]), found
+
+
 def _add_part(
   part: jax.Array,
-  layer: jax.Array,
-  at: Any,
   new: jax.Array,
-  norm: Any,
-  router: Any,
+  norm: jax.Array,
+  router: jax.Array,
   logits: Any,
   squares: Any,
 ) -> None:
   """Some columns' part of the router's product and of the rows' squares."""
   _, n, e = logits.shape
-  (lines, width), ep = new.shape, kernels.padded(e, 16)
+  lines = new.shape[0]
   real = jnp.arange(lines, dtype=jnp.int32) < n
   wide = new.astype(jnp.float32)
   total = jnp.sum(wide * wide, axis=1)
   kernels.store(squares.at[part, pl.ds(0, lines)], total, real)
-  h = new * kernels.load(norm.at[layer, at])[None, :].astype(new.dtype)
-  columns = jax.lax.broadcasted_iota(jnp.int32, (width, ep), 1) < e
-  w = kernels.load(router.at[layer, at, pl.ds(0, ep)], columns)
-  each = kernels.dot(w.astype(h.dtype), h, first=True)
-  there = logits.at[part, pl.ds(0, lines), pl.ds(0, ep)]
+  h = new * norm[None, :].astype(new.dtype)
+  each = kernels.dot(router.astype(h.dtype), h, first=True)
+  there = logits.at[part, pl.ds(0, lines), pl.ds(0, router.shape[1])]
   kernels.store_block(there, each, n, e)

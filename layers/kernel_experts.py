@@ -51,16 +51,16 @@ def gate_up(
 ) -> jax.Array:
   """SiLU(gate) * up of each listed expert for all rows, `[M, N, F]`."""
   n, d = h_NxD.shape
-  f, m = pool_Sx3xFxD.shape[2], place.experts
+  f, m = pool_Sx3xFxD.shape[2], kernel_rows.listed(place, slots_NxT)
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   fb, db = kernels.block(f, tile.outer), kernels.block(d, tile.inner)
 
-  def kernel(pool: Any, x: Any, slots: Any, *refs: Any) -> None:
+  def kernel(_: None, pool: Any, x: Any, slots: Any, *refs: Any) -> None:
     control, hop, out = refs
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * fb, fb)
-    slot = place.slot(control, hop, expert)
+    slot, named = kernel_rows.expert(place, slots, control, hop, expert)
 
-    @pl.when(kernels.named(slots, slot))
+    @pl.when(named)
     def _() -> None:
       def step(i: jax.Array, carry: Any) -> Any:
         gate, up = carry
@@ -82,6 +82,7 @@ def gate_up(
     (pool_Sx3xFxD, h_NxD, slots_NxT, *place.operands),
     warps=tile.warps,
     stages=tile.stages,
+    early=lambda *refs: None,
   )
   return out
 
@@ -99,12 +100,12 @@ def down(
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   ob, fb = kernels.block(d, tile.outer), kernels.block(f, tile.inner)
 
-  def kernel(pool: Any, hidden: Any, slots: Any, *refs: Any) -> None:
+  def kernel(_: None, pool: Any, hidden: Any, slots: Any, *refs: Any) -> None:
     control, hop, out = refs
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * ob, ob)
-    slot = place.slot(control, hop, expert)
+    slot, named = kernel_rows.expert(place, slots, control, hop, expert)
 
-    @pl.when(kernels.named(slots, slot))
+    @pl.when(named)
     def _() -> None:
       def step(i: jax.Array, acc: jax.Array) -> jax.Array:
         inner = pl.ds(i * fb, fb)
@@ -124,6 +125,7 @@ def down(
     (pool_Sx3xFxD, hidden_MxNxF, slots_NxT, *place.operands),
     warps=tile.warps,
     stages=tile.stages,
+    early=lambda *refs: None,
   )
   return out
 
@@ -146,9 +148,13 @@ def combine(
   """
   n, t, d = y_NxTxD.shape
 
-  def kernel(*refs: Any) -> None:
-    x, y, weights, slots, partial, numbers, go, norm, *rest = refs
-    where, outs = rest[:2], rest[2:]
+  def early(*refs: Any) -> jax.Array:
+    at, real = kernels.whole(d)
+    own = place.layer(*refs[8:10], kernels.constant)
+    return kernels.load(refs[7].at[own, at], real)
+
+  def kernel(scale: jax.Array, *refs: Any) -> None:
+    x, y, weights, slots, partial, numbers, go, _, _, _, *outs = refs
     i, (at, real) = pl.program_id(0), kernels.whole(d)
     row = jnp.clip(numbers[i], 0, partial.shape[0] - 1)
     total = jnp.zeros(real.shape, jnp.float32)
@@ -160,7 +166,6 @@ def combine(
     old = kernels.load(x.at[i, at], real)
     new = jnp.where(go[i] != 0, old + total.astype(old.dtype), old)
     kernels.store(outs[0].at[i, at], new, real)
-    scale = kernels.load(norm.at[place.layer(*where), at], real)
     h = kernels.normed(new, scale, d, config.norm_eps)
     kernels.store(outs[1].at[i, at], h, real)
 
@@ -175,5 +180,6 @@ def combine(
       rows.go, norm_LxD, *place.operands,
     ),
     warps=8,
+    early=early,
   )  # fmt: skip
   return out

@@ -64,16 +64,16 @@ def gate_up(
 ) -> jax.Array:
   """As `kernel_experts.gate_up`."""
   n, d = h_NxD.shape
-  how, m = pool.layout, place.experts
+  how, m = pool.layout, kernel_rows.listed(place, slots_NxT)
   f = how.shape[1]
   rows, fb = kernels.padded(n, kernels.LEAST_ROWS), kernels.block(f, tile.outer)
 
   def kernel(data: Any, x: Any, slots: Any, *refs: Any) -> None:
     control, hop, out = refs
     expert, first = pl.program_id(0), pl.program_id(1) * fb
-    slot = place.slot(control, hop, expert)
+    slot, named = kernel_rows.expert(place, slots, control, hop, expert)
 
-    @pl.when(kernels.named(slots, slot))
+    @pl.when(named)
     def _() -> None:
       def given(column: Any, width: int) -> jax.Array:
         return kernels.load_some(x, column, rows, width)
@@ -111,9 +111,9 @@ def down(
   def kernel(data: Any, hidden: Any, slots: Any, *refs: Any) -> None:
     control, hop, out = refs
     expert, first = pl.program_id(0), pl.program_id(1) * ob
-    slot = place.slot(control, hop, expert)
+    slot, named = kernel_rows.expert(place, slots, control, hop, expert)
 
-    @pl.when(kernels.named(slots, slot))
+    @pl.when(named)
     def _() -> None:
       def given(column: Any, width: int) -> jax.Array:
         return kernels.load_some(hidden, column, rows, width, expert)

@@ -12,6 +12,7 @@ from bevy_jax.layers import kernel_call as kernels
 from bevy_jax.layers import kernel_rows
 
 CHOOSE = 8  # Warps of a program.
+_FIRST = np.int32(0)
 
 
 class Drawn(NamedTuple):
@@ -49,8 +50,8 @@ class Chosen(NamedTuple):
     slots: int32 `[N, T]`, where each choice lies; -1 of rows that stop.
     go: int32 `[N]`, 1 for rows that go on: they came here, are sound and
       all their choices may be read.
-    answer: int32 `[N, 2 + T]`, token, soundness and ids for the host; -1 for
-      rows that did not come here.
+    answers: int32 `[hops, N, 2 + T]`, token, soundness and ids for the host
+      of each hop until here; -1 for rows that did not come so far.
     kept_x: `[R, D]`, the state's stream with these rows.
     kept_ids: int32 `[R, T]`, the state's choices.
     kept_weights: float32 `[R, T]`, and their weights.
@@ -60,7 +61,7 @@ class Chosen(NamedTuple):
   h: jax.Array
   slots: jax.Array
   go: jax.Array
-  answer: jax.Array
+  answers: jax.Array
   kept_x: jax.Array
   kept_ids: jax.Array
   kept_weights: jax.Array
@@ -74,34 +75,48 @@ def choose(
   rows: kernel_rows.Rows,
   drawn: Drawn | None,
   kept: kernel_rows.Kept,
+  answers: jax.Array | None = None,
 ) -> Chosen:
   """As `router.choose`; a program a row; ties go to the lowest id.
 
   `p` is of all layers, `place` where the rows have come to. The state's arrays
   are written in place, in the rows that came here. Where the layer has recorded
-  choices (`forced`) these are weighed instead.
+  choices (`forced`) these are weighed instead. `answers` of the hops before,
+  as `Chosen` has them, are added to; without them there is this hop alone.
   """
   n, t = rows.slots.shape
   given = (p['forced'],) if 'forced' in p else ()
   told = drawn or ()
+  before = () if answers is None else (answers,)
   first = 10 + len(given) + len(told)
+  aliases = {first: 5, first + 1: 6, first + 2: 7}
+  if before:
+    aliases[first + 3] = 4
 
-  def kernel(*refs: Any) -> None:
+  def early(*refs: Any) -> tuple[jax.Array, jax.Array]:
+    layer = place.layer(*refs[7:9], kernels.constant)
+    at, inside = kernels.whole(config.model_dim)
+    return layer, kernels.load(refs[9].at[layer, at], inside)
+
+  def kernel(made: tuple[jax.Array, jax.Array], *refs: Any) -> None:
     parted, squares, x, numbers, go, positions, seeds, *more = refs
-    control, hop, norm, record = more[:4]
+    (layer, scale), (control, hop, _, record) = made, more[:4]
     i, lines = pl.program_id(0), kept.x.shape[0]
     here = (go[i] != 0) & (numbers[i] >= 0) & (numbers[i] < lines)
     row = jnp.clip(numbers[i], 0, lines - 1)
     factor, scores, sound = _scores(config, parted, squares, i)
-    asked = place.layer(control, hop), seeds[i], positions[i]
+    asked = layer, seeds[i], positions[i]
     chosen = _best(config, scores, record if given else None, *asked)
     token = jnp.int32(-1)
     if told:
       token, whole = refs[first - 2][i], refs[first - 1][i]
       sound &= whole != 0
     line = _Line(i, row, here)
-    weights, normed, slots, going, answer, *kept_refs = refs[first + 3 :]
-    line.tell(answer, token, sound, [expert for expert, _ in chosen])
+    outs = refs[first + 3 + len(before) :]
+    weights, normed, slots, going, every, *kept_refs = outs
+    # The place is that of the experts behind this router.
+    own = hop[_FIRST] - 1 if before else _FIRST
+    line.tell(every, own, token, sound, [expert for expert, _ in chosen])
     line.keep(kept_refs[1:], weights, chosen, config.norm_topk)
     found = [place.slot(control, hop, expert) for expert, _ in chosen]
     line.go_on(going, slots, sound, found)
@@ -109,27 +124,28 @@ def choose(
     wide = kernels.load(x.at[i, at], inside)
     kernels.store(kept_refs[0].at[row, at], wide, inside & here)
     h = (wide.astype(jnp.float32) * factor).astype(wide.dtype)
-    h *= kernels.load(norm.at[asked[0], at], inside).astype(wide.dtype)
+    h *= scale.astype(wide.dtype)
     kernels.store(normed.at[i, at], h, inside)
 
   made = kernels.call(
     kernel,
     'choose',
     (n,),
-    _shapes(parts, kept, n, t),
+    _shapes(parts, kept, n, t, *(a.shape[0] for a in before)),
     (
       parts.logits, parts.squares, parts.x, rows.numbers, rows.go,
       rows.positions, rows.seeds, *place.operands, p['mlp_norm'],
-      *given, *told, *kept[:3],
+      *given, *told, *kept[:3], *before,
     ),
     warps=CHOOSE,
-    aliases={first: 5, first + 1: 6, first + 2: 7},
+    aliases=aliases,
+    early=early,
   )  # fmt: skip
   return Chosen(*made)
 
 
 def _shapes(
-  parts: Parts, kept: kernel_rows.Kept, n: int, t: int
+  parts: Parts, kept: kernel_rows.Kept, n: int, t: int, hops: int = 1
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
   """In the order of `Chosen`."""
   return (
@@ -137,7 +153,7 @@ def _shapes(
     kernels.shape(parts.x.shape, parts.x.dtype),
     kernels.shape((n, t), jnp.int32),
     kernels.shape((n,), jnp.int32),
-    kernels.shape((n, 2 + t), jnp.int32),
+    kernels.shape((hops, n, 2 + t), jnp.int32),
     *(kernels.shape(a.shape, a.dtype) for a in kept[:3]),
   )
 
@@ -150,15 +166,16 @@ class _Line:
 
   def tell(
     self,
-    answer: Any,
+    answers: Any,
+    hop: Any,
     token: jax.Array,
     sound: jax.Array,
     ids: list[jax.Array],
   ) -> None:
-    """Writes the answer for the host."""
+    """Writes a hop's answer for the host."""
     values = [token, sound.astype(jnp.int32), *ids]
     for place, value in zip(_typed(len(values)), values, strict=True):
-      answer[self._i, place] = jnp.where(self._here, value, -1)
+      answers[hop, self._i, place] = jnp.where(self._here, value, -1)
 
   def keep(
     self,

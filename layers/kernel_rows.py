@@ -1,5 +1,7 @@
 """A launch's rows, taken out of the state for their experts: a GPU kernel."""
 
+import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +14,7 @@ from bevy_jax.layers import kernel_call as kernels
 from bevy_jax.layers import rope
 
 _FIRST = np.int32(0)
+_Read = Callable[[Any, Any], jax.Array]
 
 
 class Place(NamedTuple):
@@ -45,9 +48,11 @@ class Place(NamedTuple):
     """What a kernel is given to find its place: see `layer` and `slot`."""
     return self.control, self.hop
 
-  def layer(self, control: Any, hop: Any) -> jax.Array:
+  def layer(
+    self, control: Any, hop: Any, read: _Read = operator.getitem
+  ) -> jax.Array:
     """The layer's number; arrays or refs of `operands`."""
-    here = control[self.first] + hop[_FIRST]
+    here = read(control, self.first) + read(hop, _FIRST)
     out: jax.Array = jax.lax.rem(here, np.int32(self.layers))
     return out
 
@@ -57,6 +62,31 @@ class Place(NamedTuple):
     start = np.int32(self.tables) + table * np.int32(self.experts)
     out: jax.Array = control[start + expert]
     return out
+
+
+def listed(place: Place, slots_NxT: jax.Array) -> int:
+  """M, how many experts the programs of a kernel go through.
+
+  All of a layer, or all choices where they are fewer: a program that finds
+  nothing to do takes its time as well.
+  """
+  return min(slots_NxT.size, place.experts)
+
+
+def expert(
+  place: Place, slots: Any, control: Any, hop: Any, number: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Where one of the `listed` experts lies, and whether anybody chose it.
+
+  An expert that several rows have chosen is listed as their first choice.
+  """
+  n, t = slots.shape
+  if n * t >= place.experts:
+    slot = place.slot(control, hop, number)
+    return slot, kernels.named(slots, slot)
+  width = np.int32(t)
+  slot = slots[jax.lax.div(number, width), jax.lax.rem(number, width)]
+  return slot, ~kernels.named(slots, slot, number) & (slot >= 0)
 
 
 class Rows(NamedTuple):
@@ -188,12 +218,13 @@ def agree(rows: Rows, nobody: int, together: int, place: Place) -> Rows:
     kernels.store(reads.at[at, choice], found, both)
 
   made = kernels.call(
-    kernel,
+    lambda _, *refs: kernel(*refs),
     'agree',
     (1,),
     (kernels.shape((n,), jnp.int32), kernels.shape((n, t), jnp.int32)),
     (rows.go, rows.slots, rows.numbers, *place.operands),
     warps=1,
+    early=lambda *refs: None,
   )
   return rows._replace(go=made[0], slots=made[1])
 

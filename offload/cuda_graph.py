@@ -1,12 +1,17 @@
 """CUDA graphs put together from captured kernels and copies, and launched."""
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NewType
+
+import jax
 
 from bevy_jax.offload import cuda
 
 Captured = NewType('Captured', object)
 Graph = NewType('Graph', object)
+
+_DRIVER = 'cuda.bindings.driver'
 
 
 class Copy(NamedTuple):
@@ -25,8 +30,27 @@ class Copy(NamedTuple):
   home: bool
 
 
+class Step(NamedTuple):
+  """A kernel of a graph.
+
+  Attributes:
+    kernel: what to run.
+    early: whether it may be begun before a kernel in front of it has ended: it
+      waits by itself before it looks at what that one has made.
+  """
+
+  kernel: Captured
+  early: bool
+
+
 class Runtime(cuda.Runtime):
   """What graphs need of CUDA; see `cuda.Runtime`. Streams are addresses."""
+
+  def __init__(
+    self, device: jax.Device, module: Any = None, driver: Any = None
+  ):
+    super().__init__(device, module)
+    self._driver = driver or importlib.import_module(_DRIVER)
 
   def capture(self, stream: int) -> None:
     """What this stream is given from now on is not run but noted."""
@@ -50,23 +74,43 @@ class Runtime(cuda.Runtime):
       raise cuda.Error(f'one kernel was expected, {kinds} were captured')
     return Captured(graph)
 
-  def chain(self, steps: Sequence[Captured | Copy]) -> Graph:
+  def chain(self, steps: Sequence[Step | Copy]) -> Graph:
     """A graph that takes these steps one behind the other."""
     graph = self._call('cudaGraphCreate', 0)
-    before: list[Any] = []
+    before = None
     for step in steps:
-      given = graph, before or None, len(before)
-      if isinstance(step, Copy):
-        kinds = self._cuda.cudaMemcpyKind
-        kind = kinds.cudaMemcpyDeviceToHost if step.home else self._to_device
-        copied = step.to, step.source, step.nbytes, kind
-        node = self._call('cudaGraphAddMemcpyNode1D', *given, *copied)
-      else:
-        node = self._call('cudaGraphAddChildGraphNode', *given, step)
-      before = [node]
+      node = self._add(graph, step)
+      if before is not None:
+        behind = isinstance(before[0], Step) and isinstance(step, Step)
+        self._follow(graph, before[1], node, behind and step.early)
+      before = step, node
     made = self._call('cudaGraphInstantiate', graph, 0)
     self._call('cudaGraphDestroy', graph)
     return Graph(made)
+
+  def _add(self, graph: Any, step: Step | Copy) -> Any:
+    """A node that depends on nothing yet."""
+    if isinstance(step, Copy):
+      kinds = self._cuda.cudaMemcpyKind
+      kind = kinds.cudaMemcpyDeviceToHost if step.home else self._to_device
+      copied = step.to, step.source, step.nbytes, kind
+      return self._call('cudaGraphAddMemcpyNode1D', graph, None, 0, *copied)
+    # The driver knows kernels that were loaded through it, the runtime not.
+    [source] = self._nodes(step.kernel, 1)[0]
+    found = self._drive('cuGraphKernelNodeGetParams', source)
+    return self._drive('cuGraphAddKernelNode', graph, None, 0, found)
+
+  def _follow(self, graph: Any, before: Any, node: Any, early: bool) -> None:
+    """A node begins behind another one, or while it still runs."""
+    edge = self._driver.CUgraphEdgeData()
+    if early:
+      kinds = self._driver.CUgraphDependencyType
+      edge.type = int(kinds.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+      edge.from_port = int(self._driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC)
+    name = 'cuGraphAddDependencies'  # With edges in it from CUDA 13 on.
+    name = f'{name}_v2' if hasattr(self._driver, f'{name}_v2') else name
+    pair = [self._driver.CUgraphNode(int(each)) for each in (before, node)]
+    self._drive(name, graph, pair[:1], pair[1:], [edge], 1)
 
   def upload(self, graph: Graph, stream: int) -> None:
     """Brings a graph to the device, so that its first launch costs no more."""
@@ -85,6 +129,13 @@ class Runtime(cuda.Runtime):
   def drop_graph(self, graph: Graph) -> None:
     """Frees a graph that is not running."""
     self._call('cudaGraphExecDestroy', graph)
+
+  def _drive(self, name: str, *arguments: Any) -> Any:
+    code, *values = getattr(self._driver, name)(*arguments)
+    if code != self._driver.CUresult.CUDA_SUCCESS:
+      text = self._driver.cuGetErrorString(code)[1]
+      raise cuda.Error(f'{name} failed: {(text or b"").decode()} ({code})')
+    return values[0] if values else None
 
   def _nodes(self, graph: Any, count: int) -> Any:
     code, *values = self._cuda.cudaGraphGetNodes(graph, count)

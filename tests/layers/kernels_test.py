@@ -287,9 +287,9 @@ class RouterTest(parameterized.TestCase):
     x = jax.random.normal(jax.random.key(1), (7, 48))
     got = _route(config, p, x)
     wanted = block.route(config, p, x)
-    np.testing.assert_array_equal(got.answer[:, 2:], wanted.ids)
+    np.testing.assert_array_equal(got.answers[0, :, 2:], wanted.ids)
     np.testing.assert_allclose(got.weights, wanted.weights, rtol=2e-5)
-    self.assertTrue((np.asarray(got.answer[:, 1]) == 1).all())
+    self.assertTrue((np.asarray(got.answers[0, :, 1]) == 1).all())
     np.testing.assert_allclose(
       got.h, norm.rms_norm(x, p['mlp_norm'], config.norm_eps), rtol=1e-5
     )
@@ -303,8 +303,8 @@ class RouterTest(parameterized.TestCase):
     p = p | {'router': jnp.ones_like(p['router'])}
     x = jnp.stack([jnp.ones(32), jnp.full(32, jnp.nan), jnp.zeros(32)])
     got = _route(config, p, x)
-    np.testing.assert_array_equal(got.answer[:, 2:], [[0, 1, 2]] * 3)
-    np.testing.assert_array_equal(got.answer[:, 1], [1, 0, 1])
+    np.testing.assert_array_equal(got.answers[0, :, 2:], [[0, 1, 2]] * 3)
+    np.testing.assert_array_equal(got.answers[0, :, 1], [1, 0, 1])
     np.testing.assert_array_equal(got.go, [1, 0, 1])
 
   def test_who_misses_or_has_not_come_stops(self):
@@ -321,7 +321,7 @@ class RouterTest(parameterized.TestCase):
       self.assertEqual(got.go[i], free)
       slots = wanted[i] + 20 if free else [-1, -1]
       np.testing.assert_array_equal(got.slots[i], slots)
-    np.testing.assert_array_equal(got.answer[2], [-1] * 4)
+    np.testing.assert_array_equal(got.answers[0, 2], [-1] * 4)
     np.testing.assert_array_equal(got.kept_ids[3 - 2], [7, 7])  # As it was.
     np.testing.assert_array_equal(got.kept_x[3 - 2], np.full(32, 5.0))
 
@@ -335,7 +335,7 @@ class RouterTest(parameterized.TestCase):
     p = p | {'forced': jnp.asarray(record)}
     got = _route(config, p, x, seeds=[1, 4], positions=[3, 5])
     given = np.array([[5, 0], [1, 7]])
-    np.testing.assert_array_equal(got.answer[:, 2:], given)
+    np.testing.assert_array_equal(got.answers[0, :, 2:], given)
     h = norm.rms_norm(x, p['mlp_norm'], config.norm_eps)
     scores = jax.nn.softmax(router.logits(p['router'], h))
     np.testing.assert_allclose(

@@ -6,6 +6,7 @@ kernels or of a copy that is taken, a failed launch passed over.
 """
 
 import enum
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,21 +51,64 @@ class _Cuda:
       case 'cudaStreamEndCapture':
         return ('graph',)
       case 'cudaGraphGetNodes':
-        return self.captured[: arguments[1]], len(self.captured)
+        # Of a graph that was captured: its kernel tells whose it is.
+        graph, count = arguments
+        found = [f'{node} {graph}' for node in self.captured]
+        if graph == 'graph':
+          found = self.captured
+        return found[:count], len(found)
       case 'cudaGraphNodeGetType':
         return (arguments[0],)
       case 'cudaGraphCreate' | 'cudaGraphInstantiate':
         return (name,)
-      case 'cudaGraphAddChildGraphNode' | 'cudaGraphAddMemcpyNode1D':
-        return (len(self.calls),)
+      case 'cudaGraphAddMemcpyNode1D':
+        return (1000 + len(self.named(name)),)
     return ()
 
   def named(self, name):
     return [call[1:] for call in self.calls if call[0] == name]
 
 
-def _runtime(module):
-  return cuda_graph.Runtime(SimpleNamespace(local_hardware_id=0), module)
+class _Driver:
+  """Kernels by the numbers of their nodes, and edges with port and type."""
+
+  CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+  CUgraphNode = int
+  CUgraphEdgeData = functools.partial(SimpleNamespace, from_port=0, type=0)
+  CUgraphDependencyType = SimpleNamespace(
+    CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=1
+  )
+  CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = 1
+
+  def __init__(self, failing=''):
+    self._failing = failing
+    self.kernels: dict[int, Any] = {}
+    self.edges: dict[tuple[int, int], tuple[int, int]] = {}
+
+  def cuGetErrorString(self, code):
+    return 0, b'it broke'
+
+  def cuGraphKernelNodeGetParams(self, node):
+    return 0, node
+
+  def cuGraphAddKernelNode(self, graph, before, count, kernel):
+    if self._failing == 'cuGraphAddKernelNode':
+      return 1, None
+    assert (graph, before, count) == ('cudaGraphCreate', None, 0)
+    number = 101 + len(self.kernels)
+    self.kernels[number] = kernel
+    return 0, number
+
+  def cuGraphAddDependencies(self, graph, first, then, edges, count):
+    [pair], [edge] = zip(first, then, strict=True), edges
+    assert count == 1
+    self.edges[pair] = edge.from_port, edge.type
+    return (0,)
+
+
+def _runtime(module, driver=None):
+  device = SimpleNamespace(local_hardware_id=0)
+  return cuda_graph.Runtime(device, module, driver or _Driver())
 
 
 class CudaGraphTest(parameterized.TestCase):
@@ -81,20 +125,40 @@ class CudaGraphTest(parameterized.TestCase):
       _runtime(_Cuda(found)).captured(7)
 
   def test_steps_follow_each_other(self):
-    module = _Cuda()
-    copy = cuda_graph.Copy
-    steps = [copy(10, 20, 4, False), 'a', 'b', copy(30, 40, 8, True)]
-    made = _runtime(module).chain(steps)
+    module, driver = _Cuda(), _Driver()
+    copy, step = cuda_graph.Copy, cuda_graph.Step
+    made = _runtime(module, driver).chain(
+      [
+        copy(10, 20, 4, False),
+        step('a', True),  # Never behind a copy.
+        step('b', True),
+        step('c', False),
+        copy(30, 40, 8, True),
+      ]
+    )
     self.assertEqual(made, 'cudaGraphInstantiate')
-    (up, down) = module.named('cudaGraphAddMemcpyNode1D')
-    (a, b) = module.named('cudaGraphAddChildGraphNode')
+    up, down = module.named('cudaGraphAddMemcpyNode1D')
     self.assertEqual(up[1:], (None, 0, 10, 20, 4, 'up'))
-    self.assertEqual((a[3], b[3]), ('a', 'b'))
-    self.assertEqual(down[3:], (30, 40, 8, 'down'))
-    nodes = [i + 1 for i, call in enumerate(module.calls) if 'Add' in call[0]]
-    for step, before in zip((a, b, down), nodes, strict=False):
-      self.assertEqual(step[1:3], ([before], 1))
+    self.assertEqual(down[1:], (None, 0, 30, 40, 8, 'down'))
+    self.assertEqual(
+      driver.kernels, {101: 'kernel a', 102: 'kernel b', 103: 'kernel c'}
+    )
+    full, early = (0, 0), (1, 1)
+    self.assertEqual(
+      driver.edges,
+      {
+        (1001, 101): full,
+        (101, 102): early,
+        (102, 103): full,
+        (103, 1002): full,
+      },
+    )
     self.assertLen(module.named('cudaGraphDestroy'), 1)
+
+  def test_errors_of_the_driver_are_told(self):
+    runtime = _runtime(_Cuda(), _Driver(failing='cuGraphAddKernelNode'))
+    with self.assertRaisesRegex(cuda.Error, 'AddKernelNode failed: it broke'):
+      runtime.chain([cuda_graph.Step('a', False)])
 
   def test_errors_are_told(self):
     runtime = _runtime(_Cuda(failing='cudaGraphLaunch'))
