@@ -193,9 +193,8 @@ class _Probe:
     return self._launches.begin(batch, self._experts())
 
   def _experts(self) -> experts_lib.Pool:
-    if self._how is None:
-      return self._pool
-    return quant.Packed(self._pool, self._how)
+    whole: jax.Array = self._pool
+    return whole if self._how is None else quant.Packed(whole, self._how)
 
   def _enter(self) -> None:
     """All rows at the end of their context again."""

@@ -37,10 +37,11 @@ def project(
   biases = [p['bqkv']] if config.qkv_bias else []
 
   def early(*refs: Any) -> jax.Array:
-    return place.layer(*refs[2:4], kernels.constant)
+    control, hop = refs[2:4]
+    return place.layer(control, hop, kernels.constant)
 
   def kernel(own: jax.Array, *refs: Any) -> None:
-    go, x, _, _, weights, *bias, out = refs
+    go, x, (weights, *bias, out) = *refs[:2], refs[4:]
     at = pl.ds(pl.program_id(0) * width, width)
 
     @pl.when(kernels.anybody(go))
@@ -96,17 +97,19 @@ def output(
   (n, a), d, e = mixed_NxA.shape, rows.x.shape[1], config.num_experts
   width, ab = kernels.block(d, OUTPUT[0]), kernels.block(a, OUTPUT[1])
   lines, parts = kernels.padded(n, kernels.LEAST_ROWS), d // width
+  weights_of = [p[k] for k in ('wo_t', 'mlp_norm', 'router')]
   biases = [p['bo']] if config.out_bias else []
 
   def early(*refs: Any) -> tuple[jax.Array, ...]:
-    own = place.layer(*refs[3:5], kernels.constant)
+    control, hop, _, norm, router = refs[3:8]
+    own = place.layer(control, hop, kernels.constant)
     at = pl.ds(pl.program_id(0) * width, width)
-    return own, *_routing(refs[6], refs[7], own, at, e)
+    return own, *_routing(norm, router, own, at, e)
 
   def kernel(made: tuple[jax.Array, ...], *refs: Any) -> None:
-    mixed, x, go, _, _, weights, _, _, *rest = refs
+    mixed, x, go, (weights, *rest) = *refs[:3], refs[5:]
     out, logits, squares = rest[-3:]
-    own, *routing = made
+    own, norm, router = made
     part = pl.program_id(0)
     at = pl.ds(part * width, width)
 
@@ -114,10 +117,10 @@ def output(
     def _() -> None:
       more = _product(weights, own, at, mixed, lines, ab).astype(out.dtype)
       if biases:
-        more += kernels.load(rest[0].at[own, at])[None, :]
+        more += kernels.load(rest[2].at[own, at])[None, :]
       new = _going(go, kernels.load_rows(x, at, lines, width), more)
       kernels.store_rows(out, at, new)
-      _add_part(part, new, *routing, logits, squares)
+      _add_part(part, new, norm, router, logits, squares)
 
   made: tuple[jax.Array, jax.Array, jax.Array] = kernels.call(
     kernel,
@@ -128,16 +131,7 @@ def output(
       kernels.shape((parts, n, e), jnp.float32),
       kernels.shape((parts, n), jnp.float32),
     ),
-    (
-      mixed_NxA,
-      rows.x,
-      rows.go,
-      *place.operands,
-      p['wo_t'],
-      p['mlp_norm'],
-      p['router'],
-      *biases,
-    ),  # fmt: skip
+    (mixed_NxA, rows.x, rows.go, *place.operands, *weights_of, *biases),
     warps=OUTPUT[2],
     stages=OUTPUT[3],
     early=early,

@@ -55,7 +55,7 @@ def gate_up(
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   fb, db = kernels.block(f, tile.outer), kernels.block(d, tile.inner)
 
-  def kernel(_: None, pool: Any, x: Any, slots: Any, *refs: Any) -> None:
+  def kernel(nothing: None, pool: Any, x: Any, slots: Any, *refs: Any) -> None:
     control, hop, out = refs
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * fb, fb)
     slot, named = kernel_rows.expert(place, slots, control, hop, expert)
@@ -100,7 +100,9 @@ def down(
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   ob, fb = kernels.block(d, tile.outer), kernels.block(f, tile.inner)
 
-  def kernel(_: None, pool: Any, hidden: Any, slots: Any, *refs: Any) -> None:
+  def kernel(
+    nothing: None, pool: Any, hidden: Any, slots: Any, *refs: Any
+  ) -> None:
     control, hop, out = refs
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * ob, ob)
     slot, named = kernel_rows.expert(place, slots, control, hop, expert)
@@ -150,8 +152,9 @@ def combine(
 
   def early(*refs: Any) -> jax.Array:
     at, real = kernels.whole(d)
-    own = place.layer(*refs[8:10], kernels.constant)
-    return kernels.load(refs[7].at[own, at], real)
+    norm, control, hop = refs[7:10]
+    own = place.layer(control, hop, kernels.constant)
+    return kernels.load(norm.at[own, at], real)
 
   def kernel(scale: jax.Array, *refs: Any) -> None:
     x, y, weights, slots, partial, numbers, go, _, _, _, *outs = refs

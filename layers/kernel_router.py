@@ -1,5 +1,6 @@
 """The end of the router as a GPU kernel: choices of a row, kept and told."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -85,33 +86,25 @@ def choose(
   as `Chosen` has them, are added to; without them there is this hop alone.
   """
   n, t = rows.slots.shape
-  given = (p['forced'],) if 'forced' in p else ()
-  told = drawn or ()
+  given, told = (p['forced'],) if 'forced' in p else (), drawn or ()
   before = () if answers is None else (answers,)
   first = 10 + len(given) + len(told)
-  aliases = {first: 5, first + 1: 6, first + 2: 7}
-  if before:
-    aliases[first + 3] = 4
-
-  def early(*refs: Any) -> tuple[jax.Array, jax.Array]:
-    layer = place.layer(*refs[7:9], kernels.constant)
-    at, inside = kernels.whole(config.model_dim)
-    return layer, kernels.load(refs[9].at[layer, at], inside)
+  # Of the state's stream, choices and weights, and of the answers.
+  over = {first + i: k for i, k in enumerate([5, 6, 7, *[4 for _ in before]])}
 
   def kernel(made: tuple[jax.Array, jax.Array], *refs: Any) -> None:
     parted, squares, x, numbers, go, positions, seeds, *more = refs
     (layer, scale), (control, hop, _, record) = made, more[:4]
     i, lines = pl.program_id(0), kept.x.shape[0]
     here = (go[i] != 0) & (numbers[i] >= 0) & (numbers[i] < lines)
-    row = jnp.clip(numbers[i], 0, lines - 1)
+    line = _Line(i, jnp.clip(numbers[i], 0, lines - 1), here)
     factor, scores, sound = _scores(config, parted, squares, i)
-    asked = layer, seeds[i], positions[i]
-    chosen = _best(config, scores, record if given else None, *asked)
+    record = record if given else None
+    chosen = _best(config, scores, record, layer, seeds[i], positions[i])
     token = jnp.int32(-1)
     if told:
       token, whole = refs[first - 2][i], refs[first - 1][i]
       sound &= whole != 0
-    line = _Line(i, row, here)
     outs = refs[first + 3 + len(before) :]
     weights, normed, slots, going, every, *kept_refs = outs
     # The place is that of the experts behind this router.
@@ -120,12 +113,7 @@ def choose(
     line.keep(kept_refs[1:], weights, chosen, config.norm_topk)
     found = [place.slot(control, hop, expert) for expert, _ in chosen]
     line.go_on(going, slots, sound, found)
-    at, inside = kernels.whole(config.model_dim)
-    wide = kernels.load(x.at[i, at], inside)
-    kernels.store(kept_refs[0].at[row, at], wide, inside & here)
-    h = (wide.astype(jnp.float32) * factor).astype(wide.dtype)
-    h *= scale.astype(wide.dtype)
-    kernels.store(normed.at[i, at], h, inside)
+    line.carry(x, kept_refs[0], normed, factor, scale)
 
   made = kernels.call(
     kernel,
@@ -138,10 +126,20 @@ def choose(
       *given, *told, *kept[:3], *before,
     ),
     warps=CHOOSE,
-    aliases=aliases,
-    early=early,
+    aliases=over,
+    early=functools.partial(_early, config, place),
   )  # fmt: skip
   return Chosen(*made)
+
+
+def _early(
+  config: config_lib.ModelConfig, place: kernel_rows.Place, *refs: Any
+) -> tuple[jax.Array, jax.Array]:
+  """The layer, and the weights of its norm."""
+  control, hop, norm = refs[7:10]
+  layer = place.layer(control, hop, kernels.constant)
+  at, inside = kernels.whole(config.model_dim)
+  return layer, kernels.load(norm.at[layer, at], inside)
 
 
 def _shapes(
@@ -163,6 +161,22 @@ class _Line:
 
   def __init__(self, i: jax.Array, row: jax.Array, here: jax.Array):
     self._i, self._row, self._here = i, row, here
+
+  def carry(
+    self,
+    x: Any,
+    kept: Any,
+    normed: Any,
+    factor: jax.Array,
+    scale: jax.Array,
+  ) -> None:
+    """Writes the stream into the state, and behind the norm."""
+    at, inside = kernels.whole(x.shape[1])
+    wide = kernels.load(x.at[self._i, at], inside)
+    kernels.store(kept.at[self._row, at], wide, inside & self._here)
+    h = (wide.astype(jnp.float32) * factor).astype(wide.dtype)
+    h *= scale.astype(wide.dtype)
+    kernels.store(normed.at[self._i, at], h, inside)
 
   def tell(
     self,

@@ -1,6 +1,7 @@
 """CUDA graphs put together from captured kernels and copies, and launched."""
 
 import importlib
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NewType
 
@@ -77,13 +78,13 @@ class Runtime(cuda.Runtime):
   def chain(self, steps: Sequence[Step | Copy]) -> Graph:
     """A graph that takes these steps one behind the other."""
     graph = self._call('cudaGraphCreate', 0)
-    before = None
-    for step in steps:
-      node = self._add(graph, step)
-      if before is not None:
-        behind = isinstance(before[0], Step) and isinstance(step, Step)
-        self._follow(graph, before[1], node, behind and step.early)
-      before = step, node
+    nodes = [self._add(graph, step) for step in steps]
+    pairs = zip(
+      itertools.pairwise(steps), itertools.pairwise(nodes), strict=True
+    )
+    for (one, two), ends in pairs:
+      early = isinstance(one, Step) and isinstance(two, Step) and two.early
+      self._follow(graph, *ends, early)
     made = self._call('cudaGraphInstantiate', graph, 0)
     self._call('cudaGraphDestroy', graph)
     return Graph(made)

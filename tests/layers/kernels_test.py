@@ -95,7 +95,8 @@ def _choices(n: int, t: int, e: int) -> tuple[np.ndarray, np.ndarray]:
 class ExpertsTest(parameterized.TestCase):
   @parameterized.product(
     form=[None, 'int8', 'int4', 'int4:32:zero'],
-    shape=[(5, 2, 64, 64), (17, 3, 192, 192)],
+    # Fewer choices than experts, and more.
+    shape=[(3, 2, 64, 64), (5, 2, 64, 64), (17, 3, 192, 192)],
   )
   def test_against_the_plain_form(self, form, shape):
     n, t, f, d = shape
