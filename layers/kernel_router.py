@@ -14,6 +14,7 @@ from bevy_jax.layers import kernel_rows
 
 CHOOSE = 8  # Warps of a program.
 _FIRST = np.int32(0)
+_OUTS = 8  # Fields of `Chosen`.
 
 
 class Drawn(NamedTuple):
@@ -95,18 +96,16 @@ def choose(
   def kernel(made: tuple[jax.Array, jax.Array], *refs: Any) -> None:
     parted, squares, x, numbers, go, positions, seeds, *more = refs
     (layer, scale), (control, hop, _, record) = made, more[:4]
-    i, lines = pl.program_id(0), kept.x.shape[0]
-    here = (go[i] != 0) & (numbers[i] >= 0) & (numbers[i] < lines)
-    line = _Line(i, jnp.clip(numbers[i], 0, lines - 1), here)
+    i, nobody = pl.program_id(0), kept.x.shape[0]
+    line = _Line(i, numbers[i], go[i] != 0, nobody)
     factor, scores, sound = _scores(config, parted, squares, i)
-    record = record if given else None
-    chosen = _best(config, scores, record, layer, seeds[i], positions[i])
+    record, asked = record if given else None, (seeds[i], positions[i])
+    chosen = _best(config, scores, record, layer, *asked)
     token = jnp.int32(-1)
     if told:
       token, whole = refs[first - 2][i], refs[first - 1][i]
       sound &= whole != 0
-    outs = refs[first + 3 + len(before) :]
-    weights, normed, slots, going, every, *kept_refs = outs
+    weights, normed, slots, going, every, *kept_refs = refs[-_OUTS:]
     # The place is that of the experts behind this router.
     own = hop[_FIRST] - 1 if before else _FIRST
     line.tell(every, own, token, sound, [expert for expert, _ in chosen])
@@ -159,8 +158,9 @@ def _shapes(
 class _Line:
   """One row of a launch in the kernel above, and where its results go."""
 
-  def __init__(self, i: jax.Array, row: jax.Array, here: jax.Array):
-    self._i, self._row, self._here = i, row, here
+  def __init__(self, i: jax.Array, number: jax.Array, go: jax.Array, rows: int):
+    self._i, self._row = i, jnp.clip(number, 0, rows - 1)
+    self._here = go & (number >= 0) & (number < rows)
 
   def carry(
     self,
