@@ -134,9 +134,8 @@ class DeviceExecutor:
       ring=_RING,
     )
 
-  def now(self) -> int:
-    """See `Executor`."""
-    return time.perf_counter_ns()
+  # See `Executor`; it is asked 17 times a launch.
+  now = staticmethod(time.perf_counter_ns)
 
   def load(self, key: int, slot: int) -> None:
     """See `Executor`."""
@@ -249,11 +248,12 @@ class DeviceExecutor:
       table = np.asarray(told)[: begun.rows or None]
       some = hop_table.hop_by_hop(k, table, begun.gates)
       hops = hop_table.read(k, some, begun.gates)
+    elif len(begun.gates) < _LONG:
+      hops = hop_table.read(k, told.lines(begun.rows), begun.gates)
     else:
       table = told.table(begun.rows)
       hops = graphs.Told(k, table)
-      if len(table) >= _LONG:
-        passed = hop_table.passed(table, self._model.num_experts)
+      passed = hop_table.passed(table, self._model.num_experts)
     return protocols.Ended(self.now(), number, hops, passed=passed)
 
   def _experts(self) -> experts.Pool:

@@ -50,18 +50,29 @@ class Cell(NamedTuple):
     return '/'.join(map(str, self))
 
 
+_RESIDENT = 3  # Times as many turns.
+
+
 class Suite(NamedTuple):
   """Cells and how often they are measured.
 
   Attributes:
     cells: in an order in which equal models follow each other.
-    pairs: interleaved turns of all variants.
+    pairs: interleaved turns of all variants, see `turns`.
     prefetch: whether the two prefetching variants run too.
   """
 
   cells: tuple[Cell, ...]
   pairs: int
   prefetch: bool = True
+
+  def turns(self, cell: Cell) -> int:
+    """Of a cell; more of those where nothing is loaded.
+
+    Their turns are short, and both sides do the same: all that a ratio shows
+    there is how far the machine is from steady.
+    """
+    return self.pairs * (_RESIDENT if cell.cache == 1 else 1)
 
 
 def _many(

@@ -1,6 +1,7 @@
 """Schedulers on the same work, round by round, and what the rounds say."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,9 +15,7 @@ _BARS = {
   ('bevy', 'lockstep'): ('ratio', 1.2),
   ('runahead', 'bevy'): ('lower', 0.97),
 }
-# Rank, from below, of the order statistic that the median exceeds with at
-# least 95 % confidence, by number of pairs (binomial, one-sided).
-_LOWER = {5: 1, 6: 1, 7: 1, 8: 2, 9: 2, 10: 2, 11: 3, 12: 3, 13: 4, 14: 4}
+_DOUBT = 0.05  # That the median is below its lower bound.
 
 
 class Pair(NamedTuple):
@@ -109,9 +108,17 @@ def judge(measured: Sequence[Pair]) -> dict[str, Any]:
 
 
 def lower(ratios: Sequence[float]) -> float | None:
-  """What the median exceeds with 95 % confidence; None of too few."""
-  rank = _LOWER.get(len(ratios))
-  return sorted(ratios)[rank - 1] if rank else None
+  """What the median exceeds with 95 % confidence; None of too few.
+
+  That is the highest of the ordered ratios of which it is unlikely enough
+  that it lies above the median: as unlikely as so few tails among coins.
+  """
+  count, doubt, rank = len(ratios), 0.0, 0
+  while True:
+    doubt += math.comb(count, rank) / 2**count
+    if doubt > _DOUBT:
+      return sorted(ratios)[rank - 1] if rank else None
+    rank += 1
 
 
 def rounds(

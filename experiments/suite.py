@@ -119,7 +119,8 @@ class Suite:
       gate=cell.routing == 'model',
     )
     found: dict[Variant, list[cell_run.Ran]] = {v: [] for v in variants}
-    for turn in range(self._suite.pairs):
+    turns = self._suite.turns(cell)
+    for turn in range(turns):
       if turn and self._late():
         break
       enough = self._options.lru_turns and turn >= self._options.lru_turns
@@ -131,7 +132,7 @@ class Suite:
       variants = _without_worse(found, variants)
       speeds = [found[v][-1].report['tokens_per_s'] for v in variants]
       self._say(
-        f'{cell.name} {turn + 1}/{self._suite.pairs}: '
+        f'{cell.name} {turn + 1}/{turns}: '
         + ', '.join(
           f'{configs.title(v)} {s:.1f}'
           for v, s in zip(variants, speeds, strict=True)
@@ -164,7 +165,7 @@ class Suite:
       'cell': cell.name,
       'routing': cells.LABELS[cell.routing],
       'note': '; '.join(notes),
-      'complete': turns == self._suite.pairs,
+      'complete': turns == self._suite.turns(cell),
       'pairs': turns,
       'command': run.command(),
       'date': datetime.datetime.now(datetime.UTC).isoformat('T', 'seconds'),
@@ -201,7 +202,7 @@ class Suite:
   def _done(self, cell: cells.Cell) -> bool:
     wanted = {'cell': cell.name, 'settings': settings(self._options)}
     return any(
-      _same(row, wanted) and row['pairs'] >= self._suite.pairs
+      _same(row, wanted) and row['pairs'] >= self._suite.turns(cell)
       for row in self.rows
     )
 

@@ -67,6 +67,14 @@ class RoundsTest(parameterized.TestCase):
     found = self._ratios(_steady(bevy, runahead))
     self.assertEqual([row['met'] for row in found], [first, second])
 
+  @parameterized.parameters(
+    (0, None), (4, None), (5, 1), (7, 1), (8, 2), (11, 3), (14, 4), (21, 7)
+  )
+  def test_the_bound_of_so_many(self, count, rank):
+    """By the binomial distribution, one-sided, 95 %."""
+    ratios = [float(i) for i in range(count, 0, -1)]
+    self.assertEqual(pairs.lower(ratios), rank)
+
   def test_few_rounds_have_no_bound_but_a_median(self):
     few = {k: v[:3] for k, v in _steady(1.3, 1.3).items()}
     second = self._ratios(few)[1]
