@@ -13,7 +13,8 @@ JAX owns the pool and never hears of these copies. That is safe because:
 - Whoever reads it afterwards sees the new bytes. A load counts as landed
   once its event was seen to have ended, by this host thread; a launch that
   the thread begins later is ordered behind all of the copy, and kernels
-  begin with nothing cached in their processors. XLA cannot move the reads
+  begin with nothing cached in their processors; one that a graph begins early
+  waits before it reads experts, which does the same. XLA cannot move the reads
   of a program to before the program begins.
 - No program remembers what the pool held. It is an argument, never a
   constant, and command buffers record where it lies and not what is in it.
