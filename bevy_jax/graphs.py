@@ -10,7 +10,8 @@ stream that it computes on, kernel by kernel, and chained. That is safe because:
   where they are (`Launches.check`).
 - Graphs run on XLA's own stream, so nothing overlaps. What XLA begins from a
   thread of its own may come before or behind a graph: each launch depends on
-  what the host has seen the end of, and on nothing else.
+  what the host has seen the end of, and on nothing else. Kernels of a graph
+  that are begun early wait before they look (`kernel_call.call`).
 - What the host writes for a launch is rewritten only when the launch has ended
   (`protocols.Executor`), and so are its answers.
 """
