@@ -18,7 +18,7 @@ from jax.experimental.pallas import triton as plgpu
 LEAST_ROWS = 16
 # Parts of an expert; the interpreter wants typed indices.
 GATE, UP, DOWN = map(np.int32, range(3))
-_CHAINED_FROM = 9.0
+_CHAINED_FROM = 9
 _WAIT = """
 griddepcontrol.wait;
 griddepcontrol.launch_dependents;
@@ -143,7 +143,10 @@ def chained() -> bool:
   """
   if interpreted():
     return False
-  return float(jax.devices()[0].compute_capability) >= _CHAINED_FROM
+  # 'gfx942' where a GPU is AMD's.
+  found = str(getattr(jax.devices()[0], 'compute_capability', ''))
+  major = found.partition('.')[0]
+  return major.isdigit() and int(major) >= _CHAINED_FROM
 
 
 def _with_early(

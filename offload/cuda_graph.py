@@ -1,7 +1,6 @@
 """CUDA graphs put together from captured kernels and copies, and launched."""
 
 import importlib
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NewType
 
@@ -13,6 +12,7 @@ Captured = NewType('Captured', object)
 Graph = NewType('Graph', object)
 
 _DRIVER = 'cuda.bindings.driver'
+_OVERLAPS_FROM = 12_030  # The driver's CUDA.
 
 
 class Copy(NamedTuple):
@@ -52,6 +52,7 @@ class Runtime(cuda.Runtime):
   ):
     super().__init__(device, module)
     self._driver = driver or importlib.import_module(_DRIVER)
+    self._overlaps = self._drive('cuDriverGetVersion') >= _OVERLAPS_FROM
 
   def capture(self, stream: int) -> None:
     """What this stream is given from now on is not run but noted."""
@@ -78,40 +79,42 @@ class Runtime(cuda.Runtime):
   def chain(self, steps: Sequence[Step | Copy]) -> Graph:
     """A graph that takes these steps one behind the other."""
     graph = self._call('cudaGraphCreate', 0)
-    nodes = [self._add(graph, step) for step in steps]
-    pairs = zip(
-      itertools.pairwise(steps), itertools.pairwise(nodes), strict=True
-    )
-    for (one, two), ends in pairs:
-      early = isinstance(one, Step) and isinstance(two, Step) and two.early
-      self._follow(graph, *ends, early)
+    last: Step | Copy | None = None
+    behind: list[Any] = []
+    for step in steps:
+      if self._overlaps and _may_overlap(last, step):
+        node = self._add(graph, step, [])
+        self._overlap(graph, behind, [node])
+      else:
+        node = self._add(graph, step, behind)
+      last, behind = step, [self._driver.CUgraphNode(int(node))]
     made = self._call('cudaGraphInstantiate', graph, 0)
     self._call('cudaGraphDestroy', graph)
     return Graph(made)
 
-  def _add(self, graph: Any, step: Step | Copy) -> Any:
-    """A node that depends on nothing yet."""
+  def _add(self, graph: Any, step: Step | Copy, behind: list[Any]) -> Any:
+    """A node that begins when those before it have ended."""
+    given = graph, behind or None, len(behind)
     if isinstance(step, Copy):
       kinds = self._cuda.cudaMemcpyKind
       kind = kinds.cudaMemcpyDeviceToHost if step.home else self._to_device
       copied = step.to, step.source, step.nbytes, kind
-      return self._call('cudaGraphAddMemcpyNode1D', graph, None, 0, *copied)
+      return self._call('cudaGraphAddMemcpyNode1D', *given, *copied)
     # The driver knows kernels that were loaded through it, the runtime not.
     [source] = self._nodes(step.kernel, 1)[0]
     found = self._drive('cuGraphKernelNodeGetParams', source)
-    return self._drive('cuGraphAddKernelNode', graph, None, 0, found)
+    return self._drive('cuGraphAddKernelNode', *given, found)
 
-  def _follow(self, graph: Any, before: Any, node: Any, early: bool) -> None:
-    """A node begins behind another one, or while it still runs."""
-    edge = self._driver.CUgraphEdgeData()
-    if early:
-      kinds = self._driver.CUgraphDependencyType
-      edge.type = int(kinds.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
-      edge.from_port = int(self._driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC)
+  def _overlap(self, graph: Any, first: list[Any], then: list[Any]) -> None:
+    """A kernel may begin once all of another one has begun and said so."""
+    driver = self._driver
+    edge, kinds = driver.CUgraphEdgeData(), driver.CUgraphDependencyType
+    edge.type = int(kinds.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+    edge.from_port = int(driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC)
     name = 'cuGraphAddDependencies'  # With edges in it from CUDA 13 on.
-    name = f'{name}_v2' if hasattr(self._driver, f'{name}_v2') else name
-    pair = [self._driver.CUgraphNode(int(each)) for each in (before, node)]
-    self._drive(name, graph, pair[:1], pair[1:], [edge], 1)
+    name = f'{name}_v2' if hasattr(driver, f'{name}_v2') else name
+    then = [driver.CUgraphNode(int(node)) for node in then]
+    self._drive(name, graph, first, then, [edge], 1)
 
   def upload(self, graph: Graph, stream: int) -> None:
     """Brings a graph to the device, so that its first launch costs no more."""
@@ -143,3 +146,7 @@ class Runtime(cuda.Runtime):
     if code != self._success:
       raise self._error('cudaGraphGetNodes', code)
     return values
+
+
+def _may_overlap(one: Step | Copy | None, two: Step | Copy) -> bool:
+  return isinstance(one, Step) and isinstance(two, Step) and two.early

@@ -1,5 +1,6 @@
 """Whom the GPU kernels serve, and how many slots they need."""
 
+import types
 from unittest import mock
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 from absl.testing import absltest, parameterized
 
 from bevy_jax.layers import config as config_lib
-from bevy_jax.layers import kernels, quant
+from bevy_jax.layers import kernel_call, kernels, quant
 
 
 class UnfitTest(parameterized.TestCase):
@@ -53,6 +54,25 @@ class UnfitTest(parameterized.TestCase):
     with mock.patch.object(jax, 'default_backend', lambda: backend):
       got = kernels.chosen('auto', config_lib.tiny(), jnp.bfloat16, None)
     self.assertEqual(got, wanted)
+
+
+class ChainedTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ('9.0', True), ('12.0', True), ('8.9', False), ('gfx942', False), (None, 0)
+  )
+  def test_from_compute_capability_9_on(self, found, wanted):
+    device = types.SimpleNamespace()
+    if found is not None:
+      device.compute_capability = found
+    with (
+      mock.patch.object(jax, 'default_backend', lambda: 'gpu'),
+      mock.patch.object(jax, 'devices', lambda: [device]),
+    ):
+      self.assertEqual(kernel_call.chained(), wanted)
+
+  def test_interpreted_kernels_are_not(self):
+    if jax.default_backend() != 'gpu':
+      self.assertFalse(kernel_call.chained())
 
 
 class SlotsTest(parameterized.TestCase):

@@ -31,8 +31,9 @@ class _Cuda:
   cudaGraphNodeType = SimpleNamespace(cudaGraphNodeTypeKernel='kernel')
   cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeRelaxed='any')
 
-  def __init__(self, captured=('kernel',), failing=''):
+  def __init__(self, captured=('kernel',), failing='', edges=None):
     self.captured, self.failing = list(captured), failing
+    self._edges = {} if edges is None else edges
     self.calls: list[tuple[Any, ...]] = []
 
   def __getattr__(self, name):
@@ -62,7 +63,10 @@ class _Cuda:
       case 'cudaGraphCreate' | 'cudaGraphInstantiate':
         return (name,)
       case 'cudaGraphAddMemcpyNode1D':
-        return (1000 + len(self.named(name)),)
+        number = 1000 + len(self.named(name))
+        for node in arguments[1] or ():
+          self._edges[node, number] = 0, 0
+        return (number,)
     return ()
 
   def named(self, name):
@@ -80,10 +84,13 @@ class _Driver:
   )
   CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = 1
 
-  def __init__(self, failing=''):
-    self._failing = failing
+  def __init__(self, version=13_000, failing=''):
+    self._version, self._failing = version, failing
     self.kernels: dict[int, Any] = {}
     self.edges: dict[tuple[int, int], tuple[int, int]] = {}
+
+  def cuDriverGetVersion(self):
+    return 0, self._version
 
   def cuGetErrorString(self, code):
     return 0, b'it broke'
@@ -94,9 +101,10 @@ class _Driver:
   def cuGraphAddKernelNode(self, graph, before, count, kernel):
     if self._failing == 'cuGraphAddKernelNode':
       return 1, None
-    assert (graph, before, count) == ('cudaGraphCreate', None, 0)
+    assert (graph, count) == ('cudaGraphCreate', len(before or ()))
     number = 101 + len(self.kernels)
     self.kernels[number] = kernel
+    self.edges |= {(node, number): (0, 0) for node in before or ()}
     return 0, number
 
   def cuGraphAddDependencies(self, graph, first, then, edges, count):
@@ -124,8 +132,11 @@ class CudaGraphTest(parameterized.TestCase):
     with self.assertRaisesRegex(cuda.Error, 'one kernel was expected'):
       _runtime(_Cuda(found)).captured(7)
 
-  def test_steps_follow_each_other(self):
-    module, driver = _Cuda(), _Driver()
+  @parameterized.parameters((13_000, (1, 1)), (12_020, (0, 0)))
+  def test_steps_follow_each_other(self, version, early):
+    """Where the driver is too old every step waits for all of the last."""
+    driver = _Driver(version)
+    module = _Cuda(edges=driver.edges)
     copy, step = cuda_graph.Copy, cuda_graph.Step
     made = _runtime(module, driver).chain(
       [
@@ -139,11 +150,11 @@ class CudaGraphTest(parameterized.TestCase):
     self.assertEqual(made, 'cudaGraphInstantiate')
     up, down = module.named('cudaGraphAddMemcpyNode1D')
     self.assertEqual(up[1:], (None, 0, 10, 20, 4, 'up'))
-    self.assertEqual(down[1:], (None, 0, 30, 40, 8, 'down'))
+    self.assertEqual(down[3:], (30, 40, 8, 'down'))
     self.assertEqual(
-      driver.kernels, {101: 'kernel a', 102: 'kernel b', 103: 'kernel c'}
+      driver.kernels, {101 + i: f'kernel {x}' for i, x in enumerate('abc')}
     )
-    full, early = (0, 0), (1, 1)
+    full = 0, 0
     self.assertEqual(
       driver.edges,
       {
