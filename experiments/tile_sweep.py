@@ -7,7 +7,7 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,10 +26,10 @@ from bevy_jax.layers import (
 
 # What each field of a tile may be, for gate and up as for the way down.
 _CHOICES = {
-  'outer': (32, 64, 128),
+  'outer': (16, 32, 64, 128),
   'inner': (32, 64, 128, 256),
   'warps': (2, 4, 8),
-  'stages': (2, 3, 4, 5),
+  'stages': (2, 3, 4, 5, 6),
 }
 _LAYERS = 4  # Each call reads others of their experts than the one before.
 _TURNS = 2  # Calls of a program; each is compiled.
@@ -66,16 +66,18 @@ class Found(NamedTuple):
 
 
 def search(
-  start: kernel_tiles.Tile, measure: Callable[[kernel_tiles.Tile], float]
+  start: kernel_tiles.Tile,
+  measure: Callable[[kernel_tiles.Tile], float],
+  fixed: Container[str] = (),
 ) -> Found:
-  """Changes one field at a time while that helps.
+  """Changes one field at a time while that helps, but for `fixed` ones.
 
   `measure` gives a tile's microseconds, infinity where it cannot run.
   """
   seen: dict[kernel_tiles.Tile, float] = {start: measure(start)}
   best = start
   while True:
-    for tile in _around(best):
+    for tile in _around(best, fixed):
       if tile not in seen:
         seen[tile] = measure(tile)
     found = min(seen, key=seen.__getitem__)
@@ -84,8 +86,12 @@ def search(
     best = found
 
 
-def _around(tile: kernel_tiles.Tile) -> Iterator[kernel_tiles.Tile]:
+def _around(
+  tile: kernel_tiles.Tile, fixed: Container[str]
+) -> Iterator[kernel_tiles.Tile]:
   for name, values in _CHOICES.items():
+    if name in fixed:
+      continue
     at = values.index(getattr(tile, name))
     for value in (*values[max(0, at - 1) : at], *values[at + 1 : at + 2]):
       yield tile._replace(**{name: value})
@@ -127,11 +133,18 @@ class Sweep:
       self._control, layer, 0, 0, _LAYERS, _LAYERS, self._experts
     )
 
-  def best(self) -> tuple[Found, Found]:
-    """For gate and up, and for the way down."""
+  def best(self, inner: Sequence[int] = ()) -> tuple[Found, Found]:
+    """For gate and up, and for the way down.
+
+    `inner` of each, where it is given: sums of the same steps for all rows.
+    """
     now = kernel_tiles.expert(self.form, self.shape, self.rows)
-    first = search(now[0], functools.partial(self.time, 0))
-    return first, search(now[1], functools.partial(self.time, 1))
+    fixed = ['inner'] if inner else []
+    found = []
+    for part, tile in enumerate(now):
+      start = tile._replace(inner=inner[part]) if inner else tile
+      found.append(search(start, functools.partial(self.time, part), fixed))
+    return found[0], found[1]
 
   def time(self, part: int, tile: kernel_tiles.Tile) -> float:
     """Microseconds of a kernel; infinity where it cannot be compiled."""

@@ -34,11 +34,14 @@ def main(asked: dict[str, Any], place: workdir.Workdir) -> outcome.Outcome:
   """An entry for each form."""
   shown, found = [], []
   for form in asked['forms']:
-    lines = []
-    for rows in asked['rows']:
+    lines: list[str] = []
+    inner: list[int] = []
+    # The most rows say in which steps a sum is made: in the same for all.
+    for rows in sorted(asked['rows'], reverse=True):
       sweep = tile_sweep.Sweep(tile_sweep.Case(asked['shape'], form, rows))
-      first, second = sweep.best()
-      lines.append(f'    {rows}: ({_tile(first)}, {_tile(second)}),')
+      first, second = sweep.best(inner)
+      inner = [first.tile.inner, second.tile.inner]
+      lines.insert(0, f'    {rows}: ({_tile(first)}, {_tile(second)}),')
       print(f'# {form} {rows} rows: {_words(first)}; {_words(second)}')
       tiles = [tuple(first.tile), tuple(second.tile)]
       found.append({'form': form, 'rows': rows, 'tiles': tiles})

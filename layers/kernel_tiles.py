@@ -1,4 +1,9 @@
-"""How the work of each expert kernel is cut: what `tune_tiles` has found."""
+"""How the work of each expert kernel is cut: what `tune_tiles` has found.
+
+A sum is made in steps of `inner` columns, and other steps round it otherwise.
+So `inner` is one for all rows of a shape: what a row becomes must not hang on
+who is with it, in fast numerics neither.
+"""
 
 from typing import NamedTuple
 
@@ -41,7 +46,6 @@ def expert(form: str, shape: tuple[int, ...], rows: int) -> Pair:
 
 # By kind, for shapes that nobody has measured: the best for most of them.
 _DEFAULT: dict[str, dict[int, Pair]] = {
-  # Of equal steps for all rows: what a row becomes hangs on itself alone.
   'float': {
     4: (Tile(32, 128, 2, 4), Tile(64, 64, 4, 4)),
     64: (Tile(64, 128, 4, 3), Tile(64, 64, 4, 4)),

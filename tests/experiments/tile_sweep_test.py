@@ -33,6 +33,13 @@ class SearchTest(absltest.TestCase):
     )
     self.assertEqual(found, (start, 5.0, 5.0))
 
+  def test_what_is_fixed_stays(self):
+    start = kernel_tiles.Tile(64, 128, 4, 3)
+    found = tile_sweep.search(
+      start, lambda tile: tile.outer + tile.inner, ['inner']
+    )
+    self.assertEqual(found.tile, start._replace(outer=16))
+
 
 class SweepTest(absltest.TestCase):
   def test_both_kernels_run(self):
@@ -54,6 +61,14 @@ class SweepTest(absltest.TestCase):
 
 
 class TableTest(absltest.TestCase):
+  def test_steps_of_a_sum_are_the_same_for_all_rows(self):
+    """Seen to fail with the table of before: 256 for two rows, 64 for more."""
+    tables = kernel_tiles._DEFAULT | kernel_tiles._MEASURED
+    self.assertGreater(len(tables), 4)
+    for kind, by_rows in tables.items():
+      for kernel in zip(*by_rows.values(), strict=True):
+        self.assertLen({tile.inner for tile in kernel}, 1, kind)
+
   def test_unknown_shapes_get_the_default(self):
     for form in ('float', 'int8:32', 'int4:64:zero'):
       for rows in (1, 2, 3, 64, 65, 1000):
