@@ -30,6 +30,7 @@ from bevy_jax import (
   programs,
   protocols,
   recorder,
+  steps,
 )
 from bevy_jax import hops as hops_lib
 from bevy_jax import request as request_lib
@@ -243,6 +244,23 @@ class GraphsTest(absltest.TestCase):
     self.assertGreater(len(passed) - passed.count(None), 4)
     self.assertGreater(passed.count(None), 4)
     self.assertGreaterEqual(capture.runtime.launched, len(passed))
+
+
+class EarlyTest(absltest.TestCase):
+  """Seen to fail with kernels of all launches begun early."""
+
+  def test_kernels_of_few_rows_alone_are_begun_early(self):
+    config, chains = model_config.tiny(), {}
+    for rows in (4, 8):
+      size = steps.table_start(config, rows, 1)
+      control, answers = jnp.zeros(size, jnp.int32), jnp.zeros((1, rows, 4))
+      kernels = [cuda_graph.Step('one', True), cuda_graph.Step('two', False)]
+      chains[rows, -1] = graphs.Chain(control, answers, [kernels])
+    made = graphs.Graphs(_Runtime(), 0, chains, None, 1, jax.devices()[0])
+    for rows, early in ((4, True), (8, False)):
+      up, one, two, home = made.take(rows, 1, -1).graph
+      self.assertEqual((one.early, two.early), (early, False))
+      self.assertEqual((up.home, home.home), (False, True))
 
 
 def _executor(**how: Any) -> device.DeviceExecutor:

@@ -28,6 +28,11 @@ class CellsTest(parameterized.TestCase):
       changes = sum(a != b for a, b in itertools.pairwise(order))
       self.assertEqual(changes + 1, len(set(order)), name)
 
+  def test_cells_that_load_nothing_have_more_turns(self):
+    suite = cells.SUITES['core']
+    turns = {cell.cache: suite.turns(cell) for cell in suite.cells}
+    self.assertEqual(turns, {1.0: 21, 0.75: 7, 0.5: 7})
+
   def test_every_cell_is_read_back(self):
     for suite in cells.SUITES.values():
       for cell in suite.cells:
