@@ -132,10 +132,10 @@ class _Attend:
     layer = self._place.layer(control, hop, kernels.constant)
     return layer, kernels.constant(windows, layer)
 
-  def kernel(self, made: tuple[jax.Array, jax.Array], *refs: Any) -> None:
+  def kernel(self, layer: jax.Array, window: jax.Array, *refs: Any) -> None:
     """One row and head of keys; refs as `attend` gives them."""
     split, qkv, numbers, positions, go, cos, sin, *rest = refs
-    (layer, window), (old_k, old_v) = made, rest[3:5]
+    old_k, old_v = rest[3:5]
     norms, (k_out, v_out, out) = rest[5:-3], rest[-3:]
     c, i, head = self._config, pl.program_id(0), pl.program_id(1)
     number, position = numbers[i], positions[i]

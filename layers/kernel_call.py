@@ -87,7 +87,7 @@ def call(
   warps: int = 4,
   stages: int = 3,
   aliases: Mapping[int, int] | None = None,
-  early: Callable[..., Any] | None = None,
+  early: Callable[..., tuple[Any, ...]] | None = None,
 ) -> Any:
   """Runs a kernel; refs are whole arrays, inputs first.
 
@@ -100,9 +100,9 @@ def call(
     warps: of 32 threads, a program.
     stages: loads under way ahead of the product that uses them.
     aliases: inputs that outputs are written over.
-    early: makes of the same refs what the kernel is given before them. With it
-      a graph may begin a kernel while the one in front of it still runs; it
-      reads nothing that kernels of a graph write.
+    early: makes of the same refs a tuple that the kernel is given before them.
+      With it a graph may begin a kernel while the one in front of it still
+      runs; it reads nothing that kernels of a graph write.
   """
   single = not isinstance(out, tuple) or isinstance(out, View)
   outs = (out,) if single else out
@@ -150,16 +150,16 @@ def chained() -> bool:
 
 
 def _with_early(
-  kernel: Callable[..., None], early: Callable[..., Any]
+  kernel: Callable[..., None], early: Callable[..., tuple[Any, ...]]
 ) -> Callable[..., None]:
   """A kernel whose early part comes before it waits; see `call`."""
 
   def body(*refs: Any) -> None:
     made = early(*refs)
     if chained():
-      _behind_the_last(lambda: kernel(made, *refs))
+      _behind_the_last(lambda: kernel(*made, *refs))
     else:
-      kernel(made, *refs)
+      kernel(*made, *refs)
 
   return body
 

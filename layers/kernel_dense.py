@@ -36,9 +36,9 @@ def project(
   lines = kernels.padded(n, kernels.LEAST_ROWS)
   biases = [p['bqkv']] if config.qkv_bias else []
 
-  def early(*refs: Any) -> jax.Array:
+  def early(*refs: Any) -> tuple[jax.Array]:
     control, hop = refs[2:4]
-    return place.layer(control, hop, kernels.constant)
+    return (place.layer(control, hop, kernels.constant),)
 
   def kernel(own: jax.Array, *refs: Any) -> None:
     go, x, (weights, *bias, out) = *refs[:2], refs[4:]
@@ -106,10 +106,11 @@ def output(
     at = pl.ds(pl.program_id(0) * width, width)
     return own, *_routing(norm, router, own, at, e)
 
-  def kernel(made: tuple[jax.Array, ...], *refs: Any) -> None:
+  def kernel(
+    own: jax.Array, norm: jax.Array, router: jax.Array, *refs: Any
+  ) -> None:
     mixed, x, go, (weights, *rest) = *refs[:3], refs[5:]
     out, logits, squares = rest[-3:]
-    own, norm, router = made
     part = pl.program_id(0)
     at = pl.ds(part * width, width)
 

@@ -55,7 +55,7 @@ def gate_up(
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   fb, db = kernels.block(f, tile.outer), kernels.block(d, tile.inner)
 
-  def kernel(nothing: None, pool: Any, x: Any, slots: Any, *refs: Any) -> None:
+  def kernel(pool: Any, x: Any, slots: Any, *refs: Any) -> None:
     control, hop, out = refs
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * fb, fb)
     slot, named = kernel_rows.expert(place, slots, control, hop, expert)
@@ -82,7 +82,7 @@ def gate_up(
     (pool_Sx3xFxD, h_NxD, slots_NxT, *place.operands),
     warps=tile.warps,
     stages=tile.stages,
-    early=lambda *refs: None,
+    early=lambda *refs: (),
   )
   return out
 
@@ -100,9 +100,7 @@ def down(
   rows = kernels.padded(n, kernels.LEAST_ROWS)
   ob, fb = kernels.block(d, tile.outer), kernels.block(f, tile.inner)
 
-  def kernel(
-    nothing: None, pool: Any, hidden: Any, slots: Any, *refs: Any
-  ) -> None:
+  def kernel(pool: Any, hidden: Any, slots: Any, *refs: Any) -> None:
     control, hop, out = refs
     expert, at = pl.program_id(0), pl.ds(pl.program_id(1) * ob, ob)
     slot, named = kernel_rows.expert(place, slots, control, hop, expert)
@@ -127,7 +125,7 @@ def down(
     (pool_Sx3xFxD, hidden_MxNxF, slots_NxT, *place.operands),
     warps=tile.warps,
     stages=tile.stages,
-    early=lambda *refs: None,
+    early=lambda *refs: (),
   )
   return out
 
@@ -150,11 +148,11 @@ def combine(
   """
   n, t, d = y_NxTxD.shape
 
-  def early(*refs: Any) -> jax.Array:
+  def early(*refs: Any) -> tuple[jax.Array]:
     at, real = kernels.whole(d)
     norm, control, hop = refs[7:10]
     own = place.layer(control, hop, kernels.constant)
-    return kernels.load(norm.at[own, at], real)
+    return (kernels.load(norm.at[own, at], real),)
 
   def kernel(scale: jax.Array, *refs: Any) -> None:
     x, y, weights, slots, partial, numbers, go, _, _, _, *outs = refs

@@ -93,9 +93,9 @@ def choose(
   # Of the state's stream, choices and weights, and of the answers.
   over = {first + i: k for i, k in enumerate([5, 6, 7, *[4 for _ in before]])}
 
-  def kernel(made: tuple[jax.Array, jax.Array], *refs: Any) -> None:
+  def kernel(layer: jax.Array, scale: jax.Array, *refs: Any) -> None:
     parted, squares, x, numbers, go, positions, seeds, *more = refs
-    (layer, scale), (control, hop, _, record) = made, more[:4]
+    control, hop, _, record = more[:4]
     i, nobody = pl.program_id(0), kept.x.shape[0]
     line = _Line(i, numbers[i], go[i] != 0, nobody)
     factor, scores, sound = _scores(config, parted, squares, i)

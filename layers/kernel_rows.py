@@ -218,13 +218,13 @@ def agree(rows: Rows, nobody: int, together: int, place: Place) -> Rows:
     kernels.store(reads.at[at, choice], found, both)
 
   made = kernels.call(
-    lambda _, *refs: kernel(*refs),
+    kernel,
     'agree',
     (1,),
     (kernels.shape((n,), jnp.int32), kernels.shape((n, t), jnp.int32)),
     (rows.go, rows.slots, rows.numbers, *place.operands),
     warps=1,
-    early=lambda *refs: None,
+    early=lambda *refs: (),
   )
   return rows._replace(go=made[0], slots=made[1])
 

@@ -82,12 +82,12 @@ class Runtime(cuda.Runtime):
     last: Step | Copy | None = None
     behind: list[Any] = []
     for step in steps:
-      if self._overlaps and _may_overlap(last, step):
-        node = self._add(graph, step, [])
-        self._overlap(graph, behind, [node])
-      else:
-        node = self._add(graph, step, behind)
-      last, behind = step, [self._driver.CUgraphNode(int(node))]
+      early = self._overlaps and _may_overlap(last, step)
+      made = self._add(graph, step, [] if early else behind)
+      node = [self._driver.CUgraphNode(int(made))]
+      if early:
+        self._overlap(graph, behind, node)
+      last, behind = step, node
     made = self._call('cudaGraphInstantiate', graph, 0)
     self._call('cudaGraphDestroy', graph)
     return Graph(made)
@@ -113,7 +113,6 @@ class Runtime(cuda.Runtime):
     edge.from_port = int(driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC)
     name = 'cuGraphAddDependencies'  # With edges in it from CUDA 13 on.
     name = f'{name}_v2' if hasattr(driver, f'{name}_v2') else name
-    then = [driver.CUgraphNode(int(node)) for node in then]
     self._drive(name, graph, first, then, [edge], 1)
 
   def upload(self, graph: Graph, stream: int) -> None:
