@@ -28,6 +28,7 @@ import numpy as np
 
 from bevy_jax import control as control_lib
 from bevy_jax import hop_table, protocols, steps
+from bevy_jax.layers import kernel_rows
 from bevy_jax.offload import cuda, cuda_graph
 
 # Rows of launches whose kernels are begun early: with more there is no gain.
@@ -146,22 +147,24 @@ class Graphs:
     """
     self._runtime, self._stream, self._held = runtime, stream, held
     self._chains, self._ring, self._device = chains, ring, device
-    self._slots: dict[tuple[int, int, int], Iterator[Slot]] = {}
+    self._slots: dict[tuple[int, int, int, bool], Iterator[Slot]] = {}
     self._tables = max(len(chain.hops) for chain in chains.values())
     self._pinned: list[jax.Array] = []  # They own the memory of the slots.
     self._made: list[Slot] = []
     self._end = weakref.finalize(self, _end, runtime, stream, self._made)
     self._end.atexit = False  # The process takes all of it along.
 
-  def take(self, rows: int, hops: int, head: int) -> Slot:
+  def take(self, rows: int, hops: int, head: int, together: bool) -> Slot:
     """The next one of a kind, to fill in; see `recorder.Kinds`.
 
-    The launch that it was before must have ended.
+    The launch that it was before must have ended. Only graphs of rows that go
+    `together` let them agree between layers.
     """
-    found = self._slots.get((rows, hops, head))
+    kind = rows, hops, head, together
+    found = self._slots.get(kind)
     if found is None:
-      made = [self._slot(rows, hops, head) for _ in range(self._ring)]
-      found = self._slots[rows, hops, head] = itertools.cycle(made)
+      made = [self._slot(*kind) for _ in range(self._ring)]
+      found = self._slots[kind] = itertools.cycle(made)
     return next(found)
 
   def launch(self, slot: Slot) -> Answer:
@@ -170,7 +173,7 @@ class Graphs:
     self._runtime.record(slot.event, self._stream)
     return slot.answer
 
-  def _slot(self, rows: int, count: int, head: int) -> Slot:
+  def _slot(self, rows: int, count: int, head: int, together: bool) -> Slot:
     runtime = self._runtime
     control, answers, hops = self._chains[rows, head]
     # There is room for more tables on the device than a short launch sends.
@@ -183,11 +186,15 @@ class Graphs:
     to, source, home, told_by = (
       a.unsafe_buffer_pointer() for a in (control, asked, answer, answers)
     )
-    kernels = itertools.chain.from_iterable(hops[:count])
+    kernels = [
+      kernel._replace(early=kernel.early and rows <= _FEW)
+      for kernel in itertools.chain.from_iterable(hops[:count])
+      if together or kernel.name != kernel_rows.AGREE
+    ]
     graph = runtime.chain(
       [
         cuda_graph.Copy(to, source, asked.nbytes, False),
-        *(k._replace(early=k.early and rows <= _FEW) for k in kernels),
+        *kernels,
         cuda_graph.Copy(home, told_by, answer.nbytes, True),
       ]
     )

@@ -231,8 +231,9 @@ class Launches:
       return None
     if self.programs.decode[0].segment.gates:
       return None
-    group = self._buckets[len(batch.rows)]
-    return self._graphs.take(group, crossed, head)
+    rows = len(batch.rows)
+    together = batch.together and crossed > 1 and rows > 1
+    return self._graphs.take(self._buckets[rows], crossed, head, together)
 
   def _head_in(self, layer: int, hops: int) -> int:
     """The hop of a launch that passes the head; -1 where none does."""

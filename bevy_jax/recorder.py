@@ -149,9 +149,11 @@ class Recorder:
     self._calls[key] += 1
     others = self._written.get(spot) or [jnp.zeros(*each) for each in fresh]
     where = [a.unsafe_buffer_pointer() for a in (*kept, *others)]
+    given = kept
     kept, others, done = program((kept, others), read, self._token)
     jax.block_until_ready(done)
-    self.steps.append(cuda_graph.Step(self._capture.take(), early))
+    self._renew(given, kept)
+    self.steps.append(cuda_graph.Step(self._capture.take(), early, name))
     if where != [a.unsafe_buffer_pointer() for a in (*kept, *others)]:
       raise cuda.Error(f'{name} does not write in place')
     self._written[spot] = others
@@ -160,6 +162,12 @@ class Recorder:
     rest = iter(others)
     count = len(kept) + len(others)
     return tuple(out[i] if i in out else next(rest) for i in range(count))
+
+  def _renew(self, old: list[jax.Array], new: list[jax.Array]) -> None:
+    """What one kernel made and another has written over is the new array."""
+    now = {id(a): b for a, b in zip(old, new, strict=True)}
+    for spot, arrays in self._written.items():
+      self._written[spot] = [now.get(id(a), a) for a in arrays]
 
   def compile(self) -> None:
     """Compiles what was noted abstractly."""

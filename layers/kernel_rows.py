@@ -13,6 +13,7 @@ from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import kernel_call as kernels
 from bevy_jax.layers import rope
 
+AGREE = 'agree'  # The kernel that only rows which go together need.
 _FIRST = np.int32(0)
 _Read = Callable[[Any, Any], jax.Array]
 
@@ -194,6 +195,9 @@ def take(
 def agree(rows: Rows, nobody: int, together: int, place: Place) -> Rows:
   """Rows that go on, or none where they go together or not at all.
 
+  `go` and `slots` are written over: where rows do not go together a launch is
+  the same without this kernel.
+
   Args:
     rows: at a router that they have come to.
     nobody: R, numbers from there on are padding.
@@ -219,11 +223,12 @@ def agree(rows: Rows, nobody: int, together: int, place: Place) -> Rows:
 
   made = kernels.call(
     kernel,
-    'agree',
+    AGREE,
     (1,),
     (kernels.shape((n,), jnp.int32), kernels.shape((n, t), jnp.int32)),
     (rows.go, rows.slots, rows.numbers, *place.operands),
     warps=1,
+    aliases={0: 0, 1: 1},
     early=lambda *refs: (),
   )
   return rows._replace(go=made[0], slots=made[1])

@@ -38,10 +38,12 @@ class Step(NamedTuple):
     kernel: what to run.
     early: whether it may be begun before a kernel in front of it has ended: it
       waits by itself before it looks at what that one has made.
+    name: as it was called by.
   """
 
   kernel: Captured
   early: bool
+  name: str = ''
 
 
 class Runtime(cuda.Runtime):
