@@ -1,27 +1,33 @@
 """Attention of one new token a row as a GPU kernel, on the cache in place.
 
-A program has one row and one head of keys, with all the queries that share it.
-It finishes its queries and its new key, writes key and value into the cache
-and walks over the row's own positions: what lies behind them costs nothing.
+A program has one row, one head of keys with all the queries that share it, and
+a part of the row's own positions: what lies behind them costs nothing. It asks
+for its first keys and values, then finishes its queries and walks over its
+part. The first one also writes the new key and value into the cache. Whichever
+program of a row and head is done last adds up their parts, in order.
 """
 
-import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
 
 from bevy_jax.layers import config as config_lib
 from bevy_jax.layers import kernel_call as kernels
-from bevy_jax.layers import kernel_rows, kv_cache
+from bevy_jax.layers import kernel_dense, kernel_heads, kernel_rows, kv_cache
 
-ATTEND = 64, 4, 3  # Positions of a step, warps, stages.
-_LEAST = 16  # Of anything that a product sums over.
-_HALVES = np.int32(0), np.int32(1)  # Of a head: what is rotated together.
-_FIRST = np.int32(0)
-_Halves = tuple[jax.Array, jax.Array]
+ATTEND = 128, 8, 1  # Positions of a step, warps, stages.
+# Programs that share a row and head: as many whatever the launch, so that what
+# a row becomes does not hang on who is with it.
+PARTS = 4
+_NEVER = -1e30  # A score of what is not there.
+_HALVES, _Halves = kernel_heads.HALVES, kernel_heads.Halves
+# Row of the launch, head of keys, part.
+_Own = tuple[jax.Array, jax.Array, jax.Array]
 # Layer, row, head and position in the caches.
 _Place = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
@@ -31,7 +37,7 @@ def attend(
   p: dict[str, Any],
   place: kernel_rows.Place,
   caches: kv_cache.LayerCache,
-  qkv_NxA: jax.Array,
+  made: kernel_dense.Projected,
   rows: kernel_rows.Rows,
 ) -> tuple[jax.Array, kv_cache.LayerCache]:
   """Mixed values `[N, H * dh]` and the caches with each row's new position.
@@ -43,11 +49,12 @@ def attend(
     p: weights of all layers; only norms of queries and keys are used.
     place: whose.
     caches: of all layers, `[L, R, K, C, dh]`.
-    qkv_NxA: from `kernel_dense.project`.
+    made: queries, keys and values.
     rows: whose numbers are rows of the caches.
   """
+  qkv_NxA, heads = made.qkv, (config.num_heads, config.num_kv_heads)
   n, half = qkv_NxA.shape[0], config.head_dim // 2
-  all_heads = config.num_heads + 2 * config.num_kv_heads
+  all_heads = heads[0] + 2 * heads[1]
   norms = [p['q_norm'], p['k_norm']] if config.qk_norm else []
   norms = [norm.reshape(norm.shape[0], -1, 2, half) for norm in norms]
   keys = kernels.View(caches.k, (*caches.k.shape[:4], 2, half))
@@ -63,53 +70,83 @@ def attend(
     jnp.asarray([config.window(i) for i in range(place.layers)], jnp.int32),
     keys,
     caches.v,
+    made.arrived,
     *norms,
   )
   attention = _Attend(config, place, qkv_NxA.dtype)
-  heads = n, config.num_heads, config.head_dim
-  width = config.num_heads * config.head_dim
-  k, v, mixed = kernels.call(
+  k, v, _, out, *_ = kernels.call(
     attention.kernel,
     'attend',
-    (n, config.num_kv_heads),
-    (
-      kernels.View(kernels.shape(keys.shape, caches.k.dtype), caches.k.shape),
-      kernels.shape(caches.v.shape, caches.v.dtype),
-      kernels.View(kernels.shape(heads, qkv_NxA.dtype), (n, width)),
-    ),
+    (n, heads[1], PARTS),
+    _written(config, made, keys, caches.v),
     operands,
     warps=ATTEND[1],
     stages=ATTEND[2],
-    aliases={10: 0, 11: 1},
+    aliases={10: 0, 11: 1, 12: 2},
     early=attention.early,
   )
-  return mixed, kv_cache.LayerCache(k, v)
+  return out, kv_cache.LayerCache(k, v)
 
 
-class _Norm(NamedTuple):
-  """Weights of a norm of heads: `[L, heads or 1, 2, dh / 2]`, and whose."""
+def _written(
+  config: config_lib.ModelConfig,
+  made: kernel_dense.Projected,
+  keys: kernels.View,
+  values: jax.Array,
+) -> tuple[kernels.View | jax.ShapeDtypeStruct, ...]:
+  """In the order of `_Outs`; parts have the new key's line too."""
+  (n, heads), width = made.arrived.shape, config.head_dim
+  parts, lines = (n, heads, PARTS), 1 + kernel_heads.share(config)
+  mixed = kernels.shape((n, config.num_heads, width), made.qkv.dtype)
+  return (
+    kernels.View(kernels.shape(keys.shape, keys.array.dtype), keys.array.shape),
+    kernels.shape(values.shape, values.dtype),
+    kernels.shape((n, heads), jnp.int32),
+    kernels.View(mixed, (n, config.num_heads * width)),
+    kernels.shape((*parts, lines, width), jnp.float32),
+    kernels.shape((*parts, 2, lines), jnp.float32),
+  )
 
-  every: Any
-  layer: jax.Array
 
-
-@dataclasses.dataclass(frozen=True)
-class _Heads:
-  """Some heads that lie side by side, all of one kind.
+class _Span(NamedTuple):
+  """Which positions a program has.
 
   Attributes:
-    first: of all the heads of queries, keys and values.
-    count: how many, as a tile has them.
-    real: how many of these are there.
-    start: first head of the kind.
-    kind: how many heads the kind has.
+    begin: first position that the row looks at.
+    position: the new one, behind the last of them.
+    first: first step of the program.
+    stop: the step behind its last one; it may have none.
   """
 
-  first: Any
-  count: int
-  real: int
-  start: int
-  kind: int
+  begin: jax.Array
+  position: jax.Array
+  first: jax.Array
+  stop: jax.Array
+
+
+class _Mixed(NamedTuple):
+  """Values mixed over some positions, by the softmax of these.
+
+  Attributes:
+    values: float32 `[lines, dh]`, weighed but not yet divided by `total`.
+    most: float32 `[lines]`, the highest score.
+    total: float32 `[lines]`, sum of the weights.
+  """
+
+  values: jax.Array
+  most: jax.Array
+  total: jax.Array
+
+
+class _Outs(NamedTuple):
+  """What the kernel writes: caches, who is done, the result, and its parts."""
+
+  k: Any
+  v: Any
+  arrived: Any
+  mixed: Any
+  values: Any
+  sums: Any
 
 
 class _Attend:
@@ -122,8 +159,8 @@ class _Attend:
     dtype: jnp.dtype,
   ):
     self._config, self._place, self._dtype = config, place, dtype
-    self._share = config.num_heads // config.num_kv_heads
-    self._lines = kernels.padded(self._share, kernels.LEAST_ROWS)
+    self._share = kernel_heads.share(config)
+    self._lines = kernel_heads.lines(config)
     self._half, self._width = config.head_dim // 2, config.head_dim
 
   def early(self, *refs: Any) -> tuple[jax.Array, jax.Array]:
@@ -133,101 +170,49 @@ class _Attend:
     return layer, kernels.constant(windows, layer)
 
   def kernel(self, layer: jax.Array, window: jax.Array, *refs: Any) -> None:
-    """One row and head of keys; refs as `attend` gives them."""
-    split, qkv, numbers, positions, go, cos, sin, *rest = refs
-    old_k, old_v = rest[3:5]
-    norms, (k_out, v_out, out) = rest[5:-3], rest[-3:]
-    c, i, head = self._config, pl.program_id(0), pl.program_id(1)
+    """One part of a row and head of keys; refs as `attend` gives them."""
+    numbers, positions, go = refs[2:5]
+    i, head, part = (pl.program_id(axis) for axis in range(3))
     number, position = numbers[i], positions[i]
-    _, lines, _, context, _ = old_v.shape
+    _, lines, _, context, _ = refs[11].shape
     going = (go[i] != 0) & (number >= 0) & (number < lines)
     going &= (position >= 0) & (position < context)
     place = layer, jnp.clip(number, 0, lines - 1), head, position
-    some, narrow = kernels.whole(self._half, _LEAST)
-    turn = [kernels.load(a.at[i, some], narrow)[None, :] for a in (cos, sin)]
-    first = head * self._share, self._lines, self._share
-    queries = _Heads(*first, 0, c.num_heads)
-    one = _Heads(c.num_heads + head, 1, 1, c.num_heads, c.num_kv_heads)
-    scales = [_Norm(norm, layer) for norm in norms]
-    q = self._finish(split, i, queries, scales[:1], turn)
-    k = self._finish(split, i, one, scales[1:], turn)
-    value = c.num_heads + c.num_kv_heads + head
-    k, v = self._sound(k, qkv, (i, value), old_k.dtype, old_v.dtype)
-    self._write(k_out, v_out, place, k, v, going)
-    mixed = self._walk(old_k, old_v, place, window, going, q, k, v)
-    lanes, wide = kernels.whole(self._width, _LEAST)
-    line = jnp.arange(self._lines, dtype=jnp.int32)
-    mine = (line < self._share)[:, None] & wide[None, :]
-    there = pl.ds(head * self._share, self._lines)
-    kernels.store(out.at[i, there, lanes], mixed, mine)
+    span, own = _span(part, position, window, going), (i, head, part)
+    outs = _Outs(*refs[-6:])
+    self._leave(outs, own, self._mix(refs, outs, own, place, span, going))
+    if not kernels.interpreted():
+      plgpu.debug_barrier()  # All threads have written.
+    done = plgpu.atomic_add(outs.arrived, (i, head), np.int32(1))
+    pl.when(done == PARTS - 1)(lambda: self._end(outs, own, going))
 
-  def _finish(
+  def _mix(
     self,
-    split: Any,
-    row: jax.Array,
-    heads: _Heads,
-    norms: list[_Norm],
-    turn: list[jax.Array],
-  ) -> _Halves:
-    """Heads behind their norm and rotated, lower and upper half."""
-    some, narrow = kernels.whole(self._half, _LEAST)
-    line = jnp.arange(heads.count, dtype=jnp.int32)
-    keep = (line < heads.real)[:, None] & narrow[None, :]
-    at = pl.ds(heads.first, heads.count)
-    both = [
-      kernels.load(split.at[row, at, part, some], keep).astype(jnp.float32)
-      for part in _HALVES
-    ]
-    if norms:
-      both = self._norm(both, split, row, heads, norms[0], keep)
-    a, b = both
-    cos, sin = turn
-    low, high = (
-      jnp.where(keep, x, 0).astype(self._dtype)
-      for x in (a * cos - b * sin, b * cos + a * sin)
-    )
-    return low, high
+    refs: Any,
+    outs: _Outs,
+    own: _Own,
+    place: _Place,
+    span: _Span,
+    going: jax.Array,
+  ) -> _Mixed:
+    """What a part's positions give; the first one has the new one too."""
+    split, qkv, _, _, _, cos, sin, *rest = refs
+    (old_k, old_v), norms = rest[3:5], rest[6:-6]
+    c, (i, head, part) = self._config, own
+    made = kernel_heads.Refs(split, cos, sin, norms)
+    q = kernel_heads.finish(c, made, place[0], i, head)
+    value = i, c.num_heads + c.num_kv_heads + head
+    k, v = self._sound(q, qkv, value, old_k.dtype, old_v.dtype)
+    mine = part == 0
+    self._write(outs.k, outs.v, place, k, v, going & mine)
 
-  def _norm(
-    self,
-    both: list[jax.Array],
-    split: Any,
-    row: jax.Array,
-    heads: _Heads,
-    norm: _Norm,
-    keep: jax.Array,
-  ) -> list[jax.Array]:
-    """The norm of queries or keys, over each head or over all of them."""
-    some, narrow = kernels.whole(self._half, _LEAST)
-    if self._config.qk_norm == 'head':
-      squares = sum(jnp.sum(x * x, axis=1) for x in both) / self._width
-      scales = [
-        kernels.load(norm.every.at[norm.layer, _FIRST, part, some], narrow)[
-          None, :
-        ]
-        for part in _HALVES
-      ]
-    else:
-      _, real = kernels.whole(heads.kind)
-      at, mask = pl.ds(heads.start, real.shape[0]), real[:, None] & narrow[None]
-      every = [
-        kernels.load(split.at[row, at, part, some], mask).astype(jnp.float32)
-        for part in _HALVES
-      ]
-      total = sum(jnp.sum(x * x) for x in every) / (heads.kind * self._width)
-      squares = jnp.broadcast_to(total, (heads.count,))
-      there = pl.ds(heads.first - heads.start, heads.count)
-      scales = [
-        kernels.load(norm.every.at[norm.layer, there, part, some], keep)
-        for part in _HALVES
-      ]
-    factor = jax.lax.rsqrt(squares + self._config.norm_eps)[:, None]
-    return [
-      ((x * factor).astype(self._dtype) * scale.astype(self._dtype)).astype(
-        jnp.float32
-      )
-      for x, scale in zip(both, scales, strict=True)
-    ]
+    def step(j: jax.Array, mixed: _Mixed) -> _Mixed:
+      more = self._tile(old_k, old_v, place, span, j)
+      return self._fold(mixed, q, more)
+
+    mixed = self._own(q, k, v, mine)
+    out: _Mixed = jax.lax.fori_loop(span.first, span.stop, step, mixed)
+    return out
 
   def _sound(
     self,
@@ -237,12 +222,12 @@ class _Attend:
     k_dtype: jnp.dtype,
     v_dtype: jnp.dtype,
   ) -> tuple[_Halves, jax.Array]:
-    """Key and value as the cache keeps them; see `kv_cache.write`."""
-    lanes, wide = kernels.whole(self._width, _LEAST)
+    """Keys and a value as the cache keeps them; see `kv_cache.write`."""
+    lanes, wide = kernels.whole(self._width, kernel_heads.LEAST)
     v = kernels.load(made.at[(*where, lanes)], wide)
     finite = jnp.abs(v.astype(jnp.float32)) < jnp.inf
     bad = jnp.max(jnp.where(wide & ~finite, 1, 0))
-    v = jnp.where(wide & (bad == 0), v, 0).astype(v_dtype)
+    v = jnp.where(bad == 0, v, 0).astype(v_dtype)
     spoilt = 0.0 / (1 - bad).astype(jnp.float32)  # nan where it is bad.
     low, high = ((x.astype(jnp.float32) + spoilt).astype(k_dtype) for x in k)
     return (low, high), v
@@ -256,63 +241,121 @@ class _Attend:
     v: jax.Array,
     going: jax.Array,
   ) -> None:
+    """Writes the new key, a line of the tile, and the value."""
     layer, row, head, position = place
-    some, narrow = kernels.whole(self._half, _LEAST)
-    lanes, wide = kernels.whole(self._width, _LEAST)
-    spot = pl.ds(position, 1)
+    some, narrow = kernels.whole(self._half, kernel_heads.LEAST)
+    lanes, wide = kernels.whole(self._width, kernel_heads.LEAST)
+    line = jnp.arange(self._lines, dtype=jnp.int32)
+    mine = (line == 0)[:, None] & (narrow & going)[None, :]
+    spot = pl.ds(position, self._lines)
     for part, half in zip(_HALVES, k, strict=True):
-      there = k_out.at[layer, row, head, spot, part, some]
-      kernels.store(there, half, (narrow & going)[None, :])
+      kernels.store(k_out.at[layer, row, head, spot, part, some], half, mine)
     kernels.store(v_out.at[layer, row, head, position, lanes], v, wide & going)
 
-  def _walk(
-    self,
-    old_k: Any,
-    old_v: Any,
-    place: _Place,
-    window: jax.Array,
-    going: jax.Array,
-    q: _Halves,
-    k: _Halves,
-    v: jax.Array,
-  ) -> jax.Array:
-    """Values mixed over the row's positions, softmax as one goes along.
-
-    The new position comes first: its key and value are at hand.
-    """
-    layer, row, head, position = place
-    some, narrow = kernels.whole(self._half, _LEAST)
-    lanes, wide = kernels.whole(self._width, _LEAST)
-    scale, size = self._width**-0.5, ATTEND[0]
-    begin = jnp.where(window > 0, jnp.maximum(position - window + 1, 0), 0)
-
-    def step(j: jax.Array, carry: Any) -> Any:
-      mixed, most, total = carry
-      places = j * size + jnp.arange(size, dtype=jnp.int32)
-      seen = (places < position) & (places >= begin)
-      at, known = pl.ds(j * size, size), seen[:, None] & narrow[None, :]
-      scores = jnp.zeros((self._lines, size), jnp.float32)
-      for part, half in zip(_HALVES, q, strict=True):
-        keys = kernels.load(old_k.at[layer, row, head, at, part, some], known)
-        scores += kernels.dot_rows(half, keys.astype(self._dtype))
-      scores = jnp.where(seen[None, :], scores * scale, -1e30)
-      new_most = jnp.maximum(most, jnp.max(scores, axis=1))
-      fade = jnp.exp(most - new_most)
-      weights = jnp.exp(scores - new_most[:, None])
-      both = seen[:, None] & wide[None, :]
-      values = kernels.load(old_v.at[layer, row, head, at, lanes], both)
-      more = kernels.dot_rows(weights.astype(values.dtype), values, first=True)
-      mixed = mixed * fade[:, None] + more
-      return mixed, new_most, total * fade + jnp.sum(weights, axis=1)
-
-    own = sum(
-      jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32), axis=1)
+  def _own(
+    self, q: _Halves, k: _Halves, v: jax.Array, mine: jax.Array
+  ) -> _Mixed:
+    """The new position alone, whose key and value are at hand, or nothing."""
+    line = jnp.arange(self._lines, dtype=jnp.int32)
+    scores = sum(
+      kernels.dot_rows(a, b.astype(self._dtype))
       for a, b in zip(q, k, strict=True)
     )
-    alone = jnp.broadcast_to(
-      v.astype(jnp.float32)[None, :], (self._lines, v.shape[0])
+    scores = jnp.where((line == 0)[None, :], scores, 0)
+    score = jnp.sum(scores, axis=1) * self._width**-0.5
+    size, one = (self._lines, v.shape[0]), jnp.ones(line.shape, jnp.float32)
+    values = jnp.broadcast_to(v.astype(jnp.float32)[None, :], size)
+    return _Mixed(
+      jnp.where(mine, values, 0.0),
+      jnp.where(mine, score, _NEVER),
+      jnp.where(mine, one, 0.0),
     )
-    start = alone, own * scale, jnp.ones((self._lines,), jnp.float32)
-    stop = (jnp.where(going, position, 0) + size - 1) // size
-    mixed, _, total = jax.lax.fori_loop(begin // size, stop, step, start)
-    return jnp.where(going, mixed / total[:, None], 0)
+
+  def _tile(
+    self, old_k: Any, old_v: Any, place: _Place, span: _Span, step: jax.Array
+  ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+    """Halves of keys and the values of a step, and which of them count."""
+    layer, row, head, _ = place
+    some, narrow = kernels.whole(self._half, kernel_heads.LEAST)
+    lanes, wide = kernels.whole(self._width, kernel_heads.LEAST)
+    size = ATTEND[0]
+    places = step * size + jnp.arange(size, dtype=jnp.int32)
+    seen = (places < span.position) & (places >= span.begin)
+    at, known = pl.ds(step * size, size), seen[:, None] & narrow[None, :]
+    keys = [
+      kernels.load(old_k.at[layer, row, head, at, part, some], known)
+      for part in _HALVES
+    ]
+    both = seen[:, None] & wide[None, :]
+    values = kernels.load(old_v.at[layer, row, head, at, lanes], both)
+    return keys, values, seen
+
+  def _fold(
+    self,
+    mixed: _Mixed,
+    q: _Halves,
+    tile: tuple[list[jax.Array], jax.Array, jax.Array],
+  ) -> _Mixed:
+    """A step's positions with those before them, softmax as one goes along."""
+    keys, values, seen = tile
+    scores = sum(
+      kernels.dot_rows(half, key.astype(self._dtype))
+      for half, key in zip(q, keys, strict=True)
+    )
+    scores = jnp.where(seen[None, :], scores * self._width**-0.5, _NEVER)
+    most = jnp.maximum(mixed.most, jnp.max(scores, axis=1))
+    fade = jnp.exp(mixed.most - most)
+    weights = jnp.exp(scores - most[:, None])
+    more = kernels.dot_rows(weights.astype(values.dtype), values, first=True)
+    return _Mixed(
+      mixed.values * fade[:, None] + more,
+      most,
+      mixed.total * fade + jnp.sum(weights, axis=1),
+    )
+
+  def _leave(self, outs: _Outs, own: _Own, mixed: _Mixed) -> None:
+    """Writes a part where the program that comes last finds it."""
+    lanes, wide = kernels.whole(self._width, kernel_heads.LEAST)
+    line = jnp.arange(self._lines, dtype=jnp.int32)
+    there, real = pl.ds(0, self._lines), line <= self._share
+    both = real[:, None] & wide[None, :]
+    kernels.store(outs.values.at[(*own, there, lanes)], mixed.values, both)
+    for place, values in zip(_HALVES, mixed[1:], strict=True):
+      kernels.store(outs.sums.at[(*own, place, there)], values, real)
+
+  def _end(self, outs: _Outs, own: _Own, going: jax.Array) -> None:
+    """Adds up the parts of a row and head, in their order."""
+    lanes, wide = kernels.whole(self._width, kernel_heads.LEAST)
+    # Behind the new key.
+    there, real = kernels.some(jnp.int32(1), self._share)
+    both = real[:, None] & wide[None, :]
+    found = []
+    for part in map(np.int32, range(PARTS)):
+      most, total = (
+        kernels.fresh(outs.sums.at[(*own[:2], part, place, there)], real)
+        for place in _HALVES
+      )
+      values = outs.values.at[(*own[:2], part, there, lanes)]
+      found.append(_Mixed(kernels.fresh(values, both), most, total))
+    most = functools.reduce(jnp.maximum, (each.most for each in found))
+    fades = [jnp.exp(each.most - most) for each in found]
+    total = sum(e.total * fade for e, fade in zip(found, fades, strict=True))
+    mixed = sum(
+      each.values * fade[:, None]
+      for each, fade in zip(found, fades, strict=True)
+    )
+    mixed = jnp.where(going, mixed / total[:, None], 0)
+    heads = pl.ds(own[1] * self._share, there.size)
+    kernels.store(outs.mixed.at[own[0], heads, lanes], mixed, both)
+
+
+def _span(
+  part: jax.Array, position: jax.Array, window: jax.Array, going: jax.Array
+) -> _Span:
+  """A part's share of the steps that a row looks at; no step is split."""
+  size, position = ATTEND[0], jnp.where(going, position, 0)
+  begin = jnp.where(window > 0, jnp.maximum(position - window + 1, 0), 0)
+  first, stop = begin // size, (position + size - 1) // size
+  each = (stop - first + PARTS - 1) // PARTS
+  own = first + part * each
+  return _Span(begin, position, own, jnp.minimum(own + each, stop))

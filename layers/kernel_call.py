@@ -211,10 +211,22 @@ def whole(size: int, least: int = 1) -> tuple[Any, jax.Array]:
   return pl.ds(0, width), jnp.arange(width, dtype=jnp.int32) < size
 
 
+def some(first: Any, count: int, least: int = 1) -> tuple[Any, jax.Array]:
+  """A slice of a part of an axis, padded, and which of it is real."""
+  at, real = whole(count, least)
+  return pl.ds(first, at.size), real
+
+
 def load(ref: Any, mask: jax.Array | None = None) -> jax.Array:
   """Loads a ref; 0 where the mask is False."""
   other = None if mask is None else 0
   out: jax.Array = plgpu.load(ref, mask=mask, other=other)
+  return out
+
+
+def fresh(ref: Any, mask: jax.Array) -> jax.Array:
+  """Loads what other programs have just written, past a stale first cache."""
+  out: jax.Array = plgpu.load(ref, mask=mask, other=0, volatile=True)
   return out
 
 

@@ -4,7 +4,7 @@ Their weights are those of all layers, `stacked`, and lie with what a product
 sums over last, so that a program reads whole lines of memory.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,19 @@ from bevy_jax.layers import kernel_router, kernel_rows
 
 # Outputs of a program, inputs of a step, warps, stages.
 PROJECT = 16, 128, 2, 6
-OUTPUT = 16, 256, 4, 4
+OUTPUT = 16, 256, 2, 6
+
+
+class Projected(NamedTuple):
+  """What a layer's attention is made of.
+
+  Attributes:
+    qkv: `[N, A]`, queries, keys and values side by side, A = (H + 2K) * dh.
+    arrived: int32 `[N, K]`, 0: programs of attention that are done.
+  """
+
+  qkv: jax.Array
+  arrived: jax.Array
 
 
 def project(
@@ -24,11 +36,11 @@ def project(
   p: dict[str, Any],
   place: kernel_rows.Place,
   rows: kernel_rows.Rows,
-) -> jax.Array:
-  """Queries, keys and values side by side, `[N, A]`, A = (H + 2K) * dh.
+) -> Projected:
+  """Queries, keys and values of each row.
 
   Biases and clamps are applied; norms of heads and the rotation are not.
-  Where no row goes on nothing is read or written.
+  Where no row goes on nobody has arrived, and nothing else is written.
   """
   n, d = rows.h.shape
   a = p['wqkv'].shape[1]
@@ -41,8 +53,12 @@ def project(
     return (place.layer(control, hop, kernels.constant),)
 
   def kernel(own: jax.Array, *refs: Any) -> None:
-    go, x, (weights, *bias, out) = *refs[:2], refs[4:]
+    go, x, (weights, *bias, out, arrived) = *refs[:2], refs[4:]
     at = pl.ds(pl.program_id(0) * width, width)
+
+    @pl.when(pl.program_id(0) == 0)
+    def _() -> None:
+      _clear(arrived)
 
     @pl.when(kernels.anybody(go))
     def _() -> None:
@@ -53,17 +69,26 @@ def project(
         made = jnp.clip(made, -config.clip_qkv, config.clip_qkv)
       kernels.store_rows(out, at, made)
 
-  out: jax.Array = kernels.call(
+  made: tuple[jax.Array, jax.Array] = kernels.call(
     kernel,
     'project',
     (a // width,),
-    kernels.shape((n, a), rows.h.dtype),
+    (
+      kernels.shape((n, a), rows.h.dtype),
+      kernels.shape((n, config.num_kv_heads), jnp.int32),
+    ),
     (rows.go, rows.h, *place.operands, p['wqkv'], *biases),
     warps=PROJECT[2],
     stages=PROJECT[3],
     early=early,
   )
-  return out
+  return Projected(*made)
+
+
+def _clear(arrived: Any) -> None:
+  (line, real), (head, own) = (kernels.whole(size) for size in arrived.shape)
+  both = real[:, None] & own[None, :]
+  kernels.store(arrived.at[line, head], jnp.zeros(both.shape, jnp.int32), both)
 
 
 def _product(

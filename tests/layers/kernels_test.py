@@ -12,6 +12,7 @@ that stopped and draws; padding that holds all others back.
 import dataclasses
 import functools
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -200,9 +201,13 @@ _MODELS = {
 
 class AttentionTest(parameterized.TestCase):
   @parameterized.parameters(
-    ('plain', 0), ('biases', 0), ('full', 0), ('odd', 40), ('head 96', 40)
-  )
-  def test_against_the_plain_form(self, model, window):
+    ('plain', 0), ('biases', 0), ('full', 0), ('odd', 40), ('head 96', 40),
+    ('plain', 0, 16), ('plain', 40, 16), ('odd', 0, 16), ('plain', 17, 16),
+  )  # fmt: skip
+  def test_against_the_plain_form(self, model, window, step=128):
+    """Steps of 16: each part of a row has several, or some have none."""
+    how = mock.patch.object(kernel_attention, 'ATTEND', (step, 8, 1))
+    self.enterContext(how)
     config = config_lib.tiny(**_MODELS[model])
     p = params.init(config, jax.random.key(0))['layers'][1]
     rng = np.random.default_rng(0)
@@ -254,6 +259,16 @@ class AttentionTest(parameterized.TestCase):
     _, new = _attend(config, p, cache, 0, x, zero, zero, np.ones(1))
     self.assertTrue(np.isnan(np.asarray(new.k[0, :, 0])).all())
     self.assertTrue((np.asarray(new.v[0, :, 0]) == 0).all())
+
+  def test_a_value_that_is_not_finite_is_told_at_once(self):
+    """Seen to fail with a new key that was looked at before it was spoilt."""
+    config = config_lib.tiny(qkv_bias=True)
+    p = params.init(config, jax.random.key(0))['layers'][0]
+    p['bv'] = p['bv'].at[-1].set(jnp.inf)
+    cache = kv_cache.LayerCache(*jnp.zeros((2, 1, 2, 32, 8)))
+    x, zero = jnp.ones((1, 32)), np.zeros(1, np.int32)
+    got, _ = _attend(config, p, cache, 0, x, zero, zero, np.ones(1))
+    self.assertFalse(np.isfinite(np.asarray(got)).any())
 
 
 def _attend(config, p, cache, window, x, rows, positions, go):
