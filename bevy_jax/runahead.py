@@ -81,16 +81,19 @@ class Runahead(lagging.SchedulerBase):
     Where a launch of full length seldom meets a miss, who is left behind costs
     more than its load: it goes that length alone.
     """
-    group = [p for p in view.waiting if p.position == view.floor]
-    launch = lagging.together(group) if group else None
-    if view.in_flight or launch is None:
+    floor = view.floor
+    group = [p for p in view.waiting if p.position == floor]
+    if view.in_flight or not group:
       return None
-    if launch.experts & ~view.resident[launch.layer]:
+    layer, experts = group[0].layer, lagging.union(group)
+    if experts & ~view.resident[layer]:
       return None
     # To the head, and no further: whole passes are cut into fewest launches.
-    hops = min(hops, len(view.resident) - launch.layer)
-    launch = lagging.reach(view, launch, hops, None)
-    return launch._replace(together=len(group) == view.active)
+    hops = min(hops, len(view.resident) - layer)
+    everybody = len(group) == view.active
+    launch = protocols.Launch(layer, group, experts, True, hops, everybody)
+    # Nobody else is met; the device waits for this.
+    return launch if everybody else lagging.reach(view, launch, hops, None)
 
   def _lag(self, view: protocols.View) -> int | None:
     if self.near is None:
