@@ -1,10 +1,10 @@
 """Attention of one new token a row as a GPU kernel, on the cache in place.
 
 A program has one row, one head of keys with all the queries that share it, and
-a part of the row's own positions: what lies behind them costs nothing. It asks
-for its first keys and values, then finishes its queries and walks over its
-part. The first one also writes the new key and value into the cache. Whichever
-program of a row and head is done last adds up their parts, in order.
+a part of the row's own positions: what lies behind them costs nothing. It
+finishes its queries and walks over its part. The first one also writes the new
+key and value into the cache. Whichever program of a row and head is done last
+adds up their parts, in order.
 """
 
 import functools
@@ -326,7 +326,7 @@ class _Attend:
   def _end(self, outs: _Outs, own: _Own, going: jax.Array) -> None:
     """Adds up the parts of a row and head, in their order."""
     lanes, wide = kernels.whole(self._width, kernel_heads.LEAST)
-    # Behind the new key.
+    # Behind the new key. A plain 1 is refused where padding passes the end.
     there, real = kernels.some(jnp.int32(1), self._share)
     both = real[:, None] & wide[None, :]
     found = []
