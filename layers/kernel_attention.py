@@ -25,7 +25,8 @@ ATTEND = 128, 8, 1  # Positions of a step, warps, stages.
 # a row becomes does not hang on who is with it.
 PARTS = 4
 _NEVER = -1e30  # A score of what is not there.
-_HALVES, _Halves = kernel_heads.HALVES, kernel_heads.Halves
+_HALVES = kernel_heads.HALVES
+_Halves = kernel_heads.Halves
 # Row of the launch, head of keys, part.
 _Own = tuple[jax.Array, jax.Array, jax.Array]
 # Layer, row, head and position in the caches.
@@ -335,16 +336,14 @@ class _Attend:
         kernels.fresh(outs.sums.at[(*own[:2], part, place, there)], real)
         for place in _HALVES
       )
-      values = outs.values.at[(*own[:2], part, there, lanes)]
-      found.append(_Mixed(kernels.fresh(values, both), most, total))
+      left = outs.values.at[(*own[:2], part, there, lanes)]
+      found.append(_Mixed(kernels.fresh(left, both), most, total))
     most = functools.reduce(jnp.maximum, (each.most for each in found))
     fades = [jnp.exp(each.most - most) for each in found]
-    total = sum(e.total * fade for e, fade in zip(found, fades, strict=True))
-    mixed = sum(
-      each.values * fade[:, None]
-      for each, fade in zip(found, fades, strict=True)
-    )
-    mixed = jnp.where(going, mixed / total[:, None], 0)
+    pairs = list(zip(found, fades, strict=True))
+    whole: Any = sum(each.total * fade for each, fade in pairs)
+    values: Any = sum(each.values * fade[:, None] for each, fade in pairs)
+    mixed = jnp.where(going, values / whole[:, None], 0)
     heads = pl.ds(own[1] * self._share, there.size)
     kernels.store(outs.mixed.at[own[0], heads, lanes], mixed, both)
 

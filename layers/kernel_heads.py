@@ -112,7 +112,8 @@ def _normed(
   """Behind the norm of queries or keys, over each head or all of a kind."""
   dtype, width = refs.split.dtype, config.head_dim
   if config.qk_norm == 'head':
-    squares = sum(jnp.sum(x * x, axis=1) for x in both) / width
+    low, high = (jnp.sum(x * x, axis=1) for x in both)
+    squares = (low + high) / width
   else:
     kinds = (0, config.num_heads), (config.num_heads, config.num_kv_heads)
     asked, told = (_square(refs.split, row, *kind, width) for kind in kinds)
@@ -135,9 +136,8 @@ def _square(
     kernels.load(split.at[row, at, part, half], real[:, None] & narrow[None, :])
     for part in HALVES
   ]
-  squares = sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in every)
-  out: jax.Array = squares / (count * width)
-  return out
+  low, high = (jnp.sum(jnp.square(x.astype(jnp.float32))) for x in every)
+  return (low + high) / (count * width)
 
 
 def _scale(
