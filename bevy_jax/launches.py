@@ -232,6 +232,7 @@ class Launches:
     if self.programs.decode[0].segment.gates:
       return None
     rows = len(batch.rows)
+    # One row, or one layer: nothing to agree on, and the same graph.
     together = batch.together and crossed > 1 and rows > 1
     return self._graphs.take(self._buckets[rows], crossed, head, together)
 

@@ -122,7 +122,9 @@ class Recorder:
     self._held: list[Any] = []
     self._programs: dict[_Key, Any] = {}
     self._token = jnp.zeros(_TOKEN.shape, _TOKEN.dtype)
-    self._written: dict[tuple[_Key, int, int], list[jax.Array]] = {}
+    # Where kernels write, and what lies there now: some write over others'.
+    self._written: dict[tuple[_Key, int, int], list[int]] = {}
+    self._arrays: dict[int, jax.Array] = {}
     self._hop, self._calls = 0, Counter[_Key]()
 
   def turn(self, hop: int) -> None:
@@ -147,27 +149,21 @@ class Recorder:
     program, fresh = self._programs[key]
     spot = key, self._hop, self._calls[key]
     self._calls[key] += 1
-    others = self._written.get(spot) or [jnp.zeros(*each) for each in fresh]
+    others = [self._arrays[at] for at in self._written.get(spot, ())]
+    others = others or [jnp.zeros(*each) for each in fresh]
     where = [a.unsafe_buffer_pointer() for a in (*kept, *others)]
-    given = kept
     kept, others, done = program((kept, others), read, self._token)
     jax.block_until_ready(done)
-    self._renew(given, kept)
     self.steps.append(cuda_graph.Step(self._capture.take(), early, name))
     if where != [a.unsafe_buffer_pointer() for a in (*kept, *others)]:
       raise cuda.Error(f'{name} does not write in place')
-    self._written[spot] = others
+    self._arrays |= zip(where, (*kept, *others), strict=True)
+    self._written[spot] = where[len(kept) :]
     self._held.append(read)
     out = dict(zip(aliases.values(), kept, strict=True))
     rest = iter(others)
     count = len(kept) + len(others)
     return tuple(out[i] if i in out else next(rest) for i in range(count))
-
-  def _renew(self, old: list[jax.Array], new: list[jax.Array]) -> None:
-    """What one kernel made and another has written over is the new array."""
-    now = {id(a): b for a, b in zip(old, new, strict=True)}
-    for spot, arrays in self._written.items():
-      self._written[spot] = [now.get(id(a), a) for a in arrays]
 
   def compile(self) -> None:
     """Compiles what was noted abstractly."""

@@ -8,6 +8,7 @@ adds up their parts, in order.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,9 +54,9 @@ def attend(
     made: queries, keys and values.
     rows: whose numbers are rows of the caches.
   """
-  qkv_NxA, heads = made.qkv, (config.num_heads, config.num_kv_heads)
+  qkv_NxA = made.qkv
   n, half = qkv_NxA.shape[0], config.head_dim // 2
-  all_heads = heads[0] + 2 * heads[1]
+  all_heads = config.num_heads + 2 * config.num_kv_heads
   norms = [p['q_norm'], p['k_norm']] if config.qk_norm else []
   norms = [norm.reshape(norm.shape[0], -1, 2, half) for norm in norms]
   keys = kernels.View(caches.k, (*caches.k.shape[:4], 2, half))
@@ -78,7 +79,7 @@ def attend(
   k, v, _, out, *_ = kernels.call(
     attention.kernel,
     'attend',
-    (n, heads[1], PARTS),
+    (n, config.num_kv_heads, PARTS),
     _written(config, made, keys, caches.v),
     operands,
     warps=ATTEND[1],
@@ -258,12 +259,8 @@ class _Attend:
   ) -> _Mixed:
     """The new position alone, whose key and value are at hand, or nothing."""
     line = jnp.arange(self._lines, dtype=jnp.int32)
-    scores = sum(
-      kernels.dot_rows(a, b.astype(self._dtype))
-      for a, b in zip(q, k, strict=True)
-    )
-    scores = jnp.where((line == 0)[None, :], scores, 0)
-    score = jnp.sum(scores, axis=1) * self._width**-0.5
+    scores = jnp.where((line == 0)[None, :], self._scores(q, k), 0)
+    score = jnp.sum(scores, axis=1)
     size, one = (self._lines, v.shape[0]), jnp.ones(line.shape, jnp.float32)
     values = jnp.broadcast_to(v.astype(jnp.float32)[None, :], size)
     return _Mixed(
@@ -299,11 +296,7 @@ class _Attend:
   ) -> _Mixed:
     """A step's positions with those before them, softmax as one goes along."""
     keys, values, seen = tile
-    scores = sum(
-      kernels.dot_rows(half, key.astype(self._dtype))
-      for half, key in zip(q, keys, strict=True)
-    )
-    scores = jnp.where(seen[None, :], scores * self._width**-0.5, _NEVER)
+    scores = jnp.where(seen[None, :], self._scores(q, keys), _NEVER)
     most = jnp.maximum(mixed.most, jnp.max(scores, axis=1))
     fade = jnp.exp(mixed.most - most)
     weights = jnp.exp(scores - most[:, None])
@@ -314,13 +307,22 @@ class _Attend:
       mixed.total * fade + jnp.sum(weights, axis=1),
     )
 
+  def _scores(self, q: _Halves, keys: Sequence[jax.Array]) -> jax.Array:
+    """Of all lines for some keys, by halves of both."""
+    low, high = (
+      kernels.dot_rows(half, key.astype(self._dtype))
+      for half, key in zip(q, keys, strict=True)
+    )
+    out: jax.Array = (low + high) * self._width**-0.5
+    return out
+
   def _leave(self, outs: _Outs, own: _Own, mixed: _Mixed) -> None:
     """Writes a part where the program that comes last finds it."""
-    lanes, wide = kernels.whole(self._width, kernel_heads.LEAST)
-    line = jnp.arange(self._lines, dtype=jnp.int32)
-    there, real = pl.ds(0, self._lines), line <= self._share
-    both = real[:, None] & wide[None, :]
-    kernels.store(outs.values.at[(*own, there, lanes)], mixed.values, both)
+    lanes, _ = kernels.whole(self._width, kernel_heads.LEAST)
+    there, count = pl.ds(0, self._lines), 1 + self._share
+    left = outs.values.at[(*own, there, lanes)]
+    kernels.store_block(left, mixed.values, count, self._width)
+    real = jnp.arange(self._lines, dtype=jnp.int32) < count
     for place, values in zip(_HALVES, mixed[1:], strict=True):
       kernels.store(outs.sums.at[(*own, place, there)], values, real)
 

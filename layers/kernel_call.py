@@ -211,9 +211,9 @@ def whole(size: int, least: int = 1) -> tuple[Any, jax.Array]:
   return pl.ds(0, width), jnp.arange(width, dtype=jnp.int32) < size
 
 
-def some(first: Any, count: int, least: int = 1) -> tuple[Any, jax.Array]:
+def some(first: Any, count: int) -> tuple[Any, jax.Array]:
   """A slice of a part of an axis, padded, and which of it is real."""
-  at, real = whole(count, least)
+  at, real = whole(count)
   return pl.ds(first, at.size), real
 
 

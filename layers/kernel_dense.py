@@ -86,9 +86,9 @@ def project(
 
 
 def _clear(arrived: Any) -> None:
-  (line, real), (head, own) = (kernels.whole(size) for size in arrived.shape)
-  both = real[:, None] & own[None, :]
-  kernels.store(arrived.at[line, head], jnp.zeros(both.shape, jnp.int32), both)
+  size = [kernels.padded(count) for count in arrived.shape]
+  there = arrived.at[pl.ds(0, size[0]), pl.ds(0, size[1])]
+  kernels.store_block(there, jnp.zeros(size, jnp.int32), *arrived.shape)
 
 
 def _product(
